@@ -10,9 +10,9 @@ import typer
 
 from fedtail.cli import deploy_view as view
 from fedtail.cli.evaluate import print_evaluation
-from fedtail.cli.monitor import CHANGED, STATE
+from fedtail.cli.monitor import STATE, begin, look_at
 from fedtail.cli.options import Arguments, Json, RunFolder, split_arguments
-from fedtail.cli.progress import Stopped, console, terminal
+from fedtail.cli.progress import Stopped, console
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, load_deployment
@@ -254,7 +254,8 @@ def monitor(
 ) -> None:
     """Look whether a trained model still fits new rows of all sites, with or without labels; made for a scheduler.
 
-    Prints one line, as `fedtail monitor` does on one machine; the exit code is 3 if something has changed.
+    Prints one line and draws a timeline, as `fedtail monitor` does on one machine; the exit code is 3 if something has
+    changed.
     """
     from fedtail.federate.operate import runs
 
@@ -268,16 +269,9 @@ def monitor(
     if watch is None:
         model = load_model(run)
         promised = promised_recall(model.decision, model.classes)
-        Watch.of(seen, model.classes, model.preprocessing, promised).save(path)
-        terminal().print(f"monitoring begins with {seen.n:,} reference rows -> {path}", soft_wrap=True)
-        return
-    look = watch.look(seen, name)
-    watch.save(path)
-    terminal().print(look.sentence(), soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps(look.to_json()))
-    if look.changed:
-        raise typer.Exit(CHANGED)
+        begin(Watch.of(seen, model.classes, model.preprocessing, promised), path)
+    else:
+        look_at(watch, seen, path, name, as_json)
 
 
 @app.command()

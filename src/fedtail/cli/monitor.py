@@ -16,8 +16,8 @@ from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
 from fedtail.report.life import write_life_report
-from fedtail.runs.judged import judge
-from fedtail.runs.monitor import Watch
+from fedtail.runs.judged import Judged, judge
+from fedtail.runs.monitor import Seen, Watch
 from fedtail.runs.recalibrate import keep, recalibrate
 from fedtail.runs.saved import load_model
 from fedtail.words import fixed, percent
@@ -54,16 +54,24 @@ def monitor(
     path = state or (Path(model) / STATE if Path(model).is_dir() else Path(STATE))
     print_notes(judged.notes)
     if reference:
-        watch = Watch.begin(judged)
-        watch.save(path)
-        terminal().print(f"monitoring begins with {watch.reference.n:,} reference rows -> {path}", soft_wrap=True)
+        begin(Watch.begin(judged), path)
         return
     if not path.is_file():
         raise FedtailError(
             f"there is no {str(path)!r}; begin with labelled rows that were not trained on and --reference"
         )
-    watch = Watch.load(path)
-    look = watch.look(judged, name)
+    look_at(Watch.load(path), judged, path, name, as_json)
+
+
+def begin(watch: Watch, path: Path) -> None:
+    """Write a life that begins, and say so."""
+    watch.save(path)
+    terminal().print(f"monitoring begins with {watch.reference.n:,} reference rows -> {path}", soft_wrap=True)
+
+
+def look_at(watch: Watch, rows: Judged | Seen, path: Path, name: str, as_json: bool) -> None:
+    """Take a look, write the life and its page, and print what has changed; the exit code says whether anything has."""
+    look = watch.look(rows, name)
     watch.save(path)
     page = write_life_report(watch, path.with_suffix(".html"))
     terminal().print(look.sentence(), soft_wrap=True)

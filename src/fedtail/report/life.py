@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from fedtail.core.evidence import wilson
 from fedtail.core.shift import spent
 from fedtail.plots import Line, Lines
-from fedtail.report.blocks import Block, Charts, Section, Table, Text, Tiles, source, template
-from fedtail.report.page import POLICY, write_text
+from fedtail.report.blocks import Block, Charts, Section, Table, Text
+from fedtail.report.page import page, write_text
 from fedtail.runs.monitor import ALPHA, Watch
-from fedtail.version import VERSION
 from fedtail.words import percent, plural
 
 MOST = 6
@@ -23,26 +21,15 @@ MOST = 6
 
 def write_life_report(watch: Watch, path: Path) -> Path:
     """Write the page of a model's life so far."""
-    sections = [
-        Section("now", "Now", _now(watch)),
-        Section("time", "Over time", [Charts(timeline(watch) if watch.looks else [])]),
-        Section("looks", "Looks", _looks(watch)),
-    ]
-    page = template(
-        "page.html",
-        title="A model after training",
-        policy=Markup(POLICY),
-        version=VERSION,
-        style=source("page.css"),
-        script=source("page.js"),
-        links=[(section.key, section.title) for section in sections],
-        facts=[plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])],
-        parts=[{"prefix": "", "comparison": None, "sections": sections}],
-        many=0,
-        live=None,
-        made=f"Made by fedtail {VERSION} from counts. This page is self-contained.",
-    )
-    return write_text(path, page)
+    blocks: list[Block] = [Text("Nobody has looked yet.")]
+    if watch.looks:
+        error = (
+            f"All looks of a life share one error of {percent(ALPHA)}: so often is anything reported without a change."
+        )
+        blocks = [Text(watch.looks[-1].sentence()), Text(error, look="note"), Charts(timeline(watch)), _looks(watch)]
+    facts = [plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])]
+    parts = [{"prefix": "", "comparison": None, "sections": [Section("time", "Over time", blocks)]}]
+    return write_text(path, page("A model after training", parts, [("time", "Over time")], facts, "from counts"))
 
 
 def timeline(watch: Watch) -> list[Lines]:
@@ -92,33 +79,7 @@ def timeline(watch: Watch) -> list[Lines]:
     return charts
 
 
-def _now(watch: Watch) -> list[Block]:
-    if not watch.looks:
-        return [Text("Nobody has looked yet.")]
-    last, changed = watch.looks[-1], [look for look in watch.looks if look.changed]
-    tiles = [
-        (
-            f"{last.seen.n:,}",
-            f"rows in {last.name}",
-            f"{sum(look.seen.n for look in watch.looks):,} since the reference",
-        ),
-        (
-            str(len(changed)),
-            "look with a change" if len(changed) == 1 else "looks with a change",
-            f"first: {changed[0].name}" if changed else f"of {len(watch.looks)}",
-        ),
-    ]
-    if watch.find is not None:
-        found, cases = np.sum([look.seen.found(watch.classes.index(watch.find)) for look in watch.looks], 0)
-        if cases:
-            tiles.append((percent(found / cases), f"of {watch.find} found", f"promised: {percent(watch.recall)}"))
-    error = (
-        f"All looks of a life share one error of {percent(ALPHA)}: so often is anything reported without any change."
-    )
-    return [Tiles(tiles), Text(last.sentence()), Text(error, look="note")]
-
-
-def _looks(watch: Watch) -> list[Block]:
+def _looks(watch: Watch) -> Table:
     rows = [
         [
             look.name,
@@ -129,4 +90,4 @@ def _looks(watch: Watch) -> list[Block]:
         ]
         for look in reversed(watch.looks)
     ]
-    return [Table(rows, ["Look", "Rows", "With labels", "Strange", "Changed"], "Looks, the latest first")]
+    return Table(rows, ["Look", "Rows", "With labels", "Strange", "Changed"], "Looks, the latest first")

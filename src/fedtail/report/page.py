@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -13,15 +14,7 @@ from fedtail.report.blocks import Block, Section, plain_template, source, templa
 from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.facts import in_short, provenance
 from fedtail.report.pictures import class_order
-from fedtail.report.sections import (
-    classes,
-    decisions,
-    federation,
-    rates,
-    results,
-    sites,
-    yardsticks,
-)
+from fedtail.report.sections import classes, decisions, federation, rates, results, sites, yardsticks
 from fedtail.report.sections.classes import class_table
 from fedtail.report.sections.federation import privacy
 from fedtail.report.sections.sites import site_table
@@ -51,7 +44,7 @@ PARTS: tuple[tuple[str, str, Callable[[Comparison, str], list[Block]]], ...] = (
 """What a reader asks first comes first; how it came about is below."""
 MANY = 5
 """Methods beyond which they can be filtered by name."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:")
 """The page itself forbids any request: what it shows is all inside."""
 
 
@@ -79,7 +72,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1", *, live: str | None = None) -> str:
-    """Return the page as text; ``live``: what a page that is served while its run goes on knows its state by."""
+    """Return the page of comparisons as text; ``live``: see ``page``."""
     parts, links = [], []
     for i, comparison in enumerate(compared):
         prefix = f"p{i}-" if len(compared) > 1 else ""
@@ -88,19 +81,32 @@ def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1",
         parts.append({"prefix": prefix, "comparison": comparison, "sections": sections})
     dates = sorted(value for c in compared for r in c.runs for key, value in provenance(r) if key == "date")
     when = f", {dates[-1]}" if dates else ""
+    return page(title, parts, links, _facts(compared), f"from run folders{when}", live)
+
+
+def page(
+    title: str,
+    parts: Sequence[Mapping[str, Any]],
+    links: Sequence[tuple[str, str]],
+    facts: Sequence[str],
+    origin: str,
+    live: str | None = None,
+) -> str:
+    """Return a page of parts with sections as text; ``links`` are (place, name), ``origin`` what it was made from;
+    ``live``: what a page that is served while its run goes on knows its state by."""
     return template(
         "page.html",
         title=title,
-        policy=Markup(POLICY if live is None else f"{POLICY}; connect-src 'self'"),
+        policy=POLICY if live is None else POLICY + Markup("; connect-src 'self'"),
         version=VERSION,
         style=source("page.css"),
         script=source("page.js"),
         links=links,
-        facts=_facts(compared),
+        facts=facts,
         parts=parts,
         many=MANY,
         live=live,
-        made=f"Made by fedtail {VERSION} from run folders{when}. This page is self-contained.",
+        made=f"Made by fedtail {VERSION} {origin}. This page is self-contained.",
     )
 
 

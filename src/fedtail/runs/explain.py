@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedtail.boosting.model import TreesModule
-from fedtail.core.counts import Counts, total
 from fedtail.core.random import generator
 from fedtail.data.inputs import saved_schema
 from fedtail.errors import FedtailError
@@ -76,60 +75,29 @@ def reasons(model: SavedModel, x: Tensor, answers: np.ndarray) -> tuple[list[str
     return [part.name for part in parts], out
 
 
-def sentence(names: Sequence[str], moved: np.ndarray, most: int = 3) -> str:
-    """Say the strongest reasons of one row: ``age +1.20, site -0.31``."""
-    order = np.argsort(-np.abs(moved), kind="stable")[:most]
+def sentence(names: Sequence[str], moved: np.ndarray) -> str:
+    """Say the three strongest reasons of one row: ``age +1.20, site -0.31``."""
+    order = np.argsort(-np.abs(moved), kind="stable")[:3]
     return ", ".join(f"{names[i]} {moved[i]:+.2f}" for i in order if abs(moved[i]) >= 0.005)
 
 
-@dataclass(frozen=True)
-class Shuffled(Counts):
-    """Labelled rows whose class is found, as they are and with each column shuffled at their site."""
-
-    cases: np.ndarray
-    """(C,) labelled rows."""
-    found: np.ndarray
-    """(C,) of them answered right."""
-    without: np.ndarray
-    """(columns, C) answered right with a column shuffled, summed over shuffles."""
-
-    @classmethod
-    def none(cls, n_classes: int, n_columns: int) -> Shuffled:
-        """Return the counts of no rows."""
-        return cls(*(np.zeros(shape, dtype=np.int64) for shape in (n_classes, n_classes, (n_columns, n_classes))))
-
-    @property
-    def lost(self) -> np.ndarray:
-        """(columns, C) the recall of each class that shuffling a column costs; NaN for a class without cases."""
-        n = np.where(self.cases > 0, self.cases, np.nan)
-        return np.asarray(self.found / n - self.without / (SHUFFLES * n))
-
-
-def importance(model: SavedModel, judged: Judged, seed: int = 0) -> tuple[list[str], np.ndarray]:
-    """Return the columns' names and (columns, C) the recall of each class that is lost when a column is shuffled.
-
-    Rows that name sites are shuffled within each site, as sites would.
-    """
-    rows = judged.labelled
-    counts = total(shuffle(model, part, seed) for part in rows.by_site().values() or [rows])
-    assert counts is not None
-    return [part.name for part in parts_of(model)], counts.lost
-
-
-def shuffle(model: SavedModel, rows: Judged, seed: int = 0) -> Shuffled:
-    """Count at one site what its labelled rows tell of the importance of columns."""
-    x, y, parts, c = rows.x, rows.y, parts_of(model), len(rows.classes)
-    assert x is not None and y is not None
-    without = np.zeros((len(parts), c), dtype=np.int64)
-    for i, part in enumerate(parts):
-        for again in range(SHUFFLES):
-            order = torch.from_numpy(generator(seed, "importance", client=i, round=again).permutation(len(y)))
+def importance(model: SavedModel, judged: Judged) -> tuple[list[str], np.ndarray]:
+    """Return the columns' names and (columns, C) the recall of each class that is lost when a column is shuffled; NaN
+    for a class without cases. Rows that name sites are shuffled within each site."""
+    rows, parts, c = judged.labelled, parts_of(model), len(judged.classes)
+    without = np.zeros((len(parts), c))
+    for here in rows.by_site().values() or [rows]:
+        x, y = here.x, here.y
+        assert x is not None and y is not None
+        for i, again in np.ndindex(len(parts), SHUFFLES):
+            order = torch.from_numpy(generator(0, "importance", client=i, round=again).permutation(len(y)))
             other = x.clone()
-            other[:, part.at] = x[order][:, part.at]
+            other[:, parts[i].at] = x[order][:, parts[i].at]
             answers = model.decision.answers(model.probabilities(other))
-            without[i] += np.bincount(y[answers == y], minlength=c)
-    right = rows.decision.answers(rows.p) == y
-    return Shuffled(np.bincount(y, minlength=c), np.bincount(y[right], minlength=c), without)
+            without[i] += np.bincount(y[answers == y], minlength=c) / SHUFFLES
+    counts = rows.scores.confusion
+    cases = counts.sum(1)
+    return [part.name for part in parts], (np.diag(counts) - without) / np.where(cases > 0, cases, np.nan)
 
 
 def _log_odds(model: SavedModel, x: Tensor, answers: np.ndarray) -> np.ndarray:

@@ -75,14 +75,12 @@ def verdict(
     confusion: (C, C) of the chosen model on the test set; less where sites reveal totals only, and then only what the
     history tells is judged. ``n_validation`` are the samples of all validation splits.
     """
-    change, losses = next_change(settings, len(history)), [float(r["train_loss"]) for r in history]
+    (why, change), losses = _advice(settings, len(history)), [float(r["train_loss"]) for r in history]
     if exploded := _diverged(history, losses):
         low = "" if settings.local.lr == "auto" else f"local.lr={float(settings.local.lr) / 10:g}"
         return Verdict("diverged", f"training diverged: {exploded}; the learning rate is probably too high", low)
-    still = _still(history, losses)
-    why = (
-        "the model barely changed, so the learning rate is probably too low" if still else _why(settings, len(history))
-    )
+    if still := _still(history, losses):
+        why = "the model barely changed, so the learning rate is probably too low"
     if confusion.shape[0] == confusion.shape[1] and (confusion.sum(1) > 0).sum() > 1:
         answers = np.flatnonzero(confusion.sum(0))
         if answers.size == 1:
@@ -121,26 +119,18 @@ def _keyword(change: str) -> str:
     return f"{section if name == 'name' else name}={parse_value(text)!r}"
 
 
-def next_change(settings: Settings, rounds: int) -> str:
-    """The override most likely to help, among what the settings have not tried yet; more rounds only where all of them
-    were run, rather than ended by ``run.patience``."""
-    if settings.local.lr != "auto" and settings.privacy.mode == "none" and settings.method.name != "trees":
-        return "local.lr=auto"
-    if rounds >= settings.run.rounds < 30:
-        return f"run.rounds={max(50, 2 * settings.run.rounds)}"
-    if settings.method.name == "fedavg":
-        return "method.name=fedcgnm"
-    return ""
-
-
-def _why(settings: Settings, rounds: int) -> str:
-    if settings.local.lr != "auto" and settings.method.name != "trees":
-        return "the learning rate is probably wrong for this data"
-    return (
-        f"{rounds} rounds are probably too few"
-        if rounds >= settings.run.rounds < 30
-        else "the model is probably wrong for this data"
-    )
+def _advice(settings: Settings, rounds: int) -> tuple[str, str]:
+    """The likely reason, and the override most likely to help among what the settings have not tried yet; more rounds
+    only where all of them were run, rather than ended by ``run.patience``."""
+    own_lr = settings.local.lr != "auto" and settings.method.name != "trees"
+    few = rounds >= settings.run.rounds < 30
+    why = f"{rounds} rounds are probably too few" if few else "the model is probably wrong for this data"
+    why = "the learning rate is probably wrong for this data" if own_lr else why
+    if own_lr and settings.privacy.mode == "none":
+        return why, "local.lr=auto"
+    if few:
+        return why, f"run.rounds={max(50, 2 * settings.run.rounds)}"
+    return why, "method.name=fedcgnm" if settings.method.name == "fedavg" else ""
 
 
 def _diverged(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> str:

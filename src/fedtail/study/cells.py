@@ -24,7 +24,6 @@ from typing import Any
 from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
-from fedtail.rounds.loop import RoundHook
 from fedtail.runs.build import LatestData
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
@@ -95,8 +94,7 @@ def run_cells(
     """Run what is not finished yet; outcomes come in the order of ``cells``.
 
     ``workers`` run at once, in processes of their own or, on a GPU, in this one. A cell that fails does not stop the
-    others: its outcome carries the error. ``launcher`` replaces all that (by a cluster, for
-    instance).
+    others: its outcome carries the error. ``launcher`` replaces all that, by a cluster for instance.
     """
     with writing(base):
         base.mkdir(parents=True, exist_ok=True)
@@ -120,7 +118,7 @@ def run_cells(
         for cell in [c for c in todo.values() if data_of(c) in missing]:
             note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
     if todo:
-        chosen = launcher or launcher_of(list(todo.values()), workers)
+        chosen = launcher or (one_by_one if min(workers, len(todo)) <= 1 else in_processes(workers))
         try:
             for outcome in chosen(list(todo.values()), base):
                 note(outcome)
@@ -147,13 +145,6 @@ def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
             except FedtailError as error:
                 missing[name, folder] = str(error)
     return missing
-
-
-def launcher_of(cells: Sequence[Cell], workers: int) -> Launcher:
-    """Return the launcher that runs ``workers`` of these cells at once."""
-    if workers <= 1 or len(cells) <= 1:
-        return one_by_one
-    return in_processes(workers)
 
 
 def on_gpu(cells: Sequence[Cell]) -> bool:
@@ -223,12 +214,12 @@ def run_packed(label: str, raw: dict[str, Any], base: str, share: int | None = N
     return run_cell(Cell(label, check_config(raw)), Path(base)).error
 
 
-def run_cell(cell: Cell, base: Path, on_round: RoundHook | None = None) -> Outcome:
+def run_cell(cell: Cell, base: Path) -> Outcome:
     """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
     folder = cell.folder(base)
     try:
         config = changed(cell.config, {"run.folder": str(base), "run.name": folder.name})
-        run(config, resume=True, on_round=on_round, load=LATEST)
+        run(config, resume=True, load=LATEST)
     except Exception as error:  # memory may run out in one cell and suffice for the rest
         return Outcome(cell, folder, error=in_words(error))
     return Outcome(cell, folder)
