@@ -302,7 +302,7 @@ def test_a_site_of_another_minor_version_is_named(tables: Path) -> None:
     def other(phase: str, parts: Parts) -> Parts:
         said = unpack(honest(phase, parts))
         if phase == "hello":
-            said.meta["versions"]["fedtail"] = f"{major}.{minor + 1}.0"
+            said.meta["version"] = f"{major}.{minor + 1}.0"
         return pack(said)
 
     transport.sites[1] = other

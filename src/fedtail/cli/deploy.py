@@ -163,10 +163,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train across the sites that are online and write a run folder with a report. Ctrl-C stops the run."""
-    from fedtail.federate.operate import runs
+    from fedtail.federate.operate import create, runs
 
-    last = runs.last_config(deployment) if resume else None
-    run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
+    last = deployment.server / create.LAST_CONFIG  # with its overrides
+    config = load_config(last if resume and last.is_file() else deployment.config, overrides or [])
+    run_id = runs.start(deployment, config, resume=resume)
     if detach:
         typer.echo(f"started; follow it with: fedtail deploy status {deployment.shown}")
         return

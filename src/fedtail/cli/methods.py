@@ -13,7 +13,8 @@ from rich.text import Text
 from fedtail.cli.options import Json
 from fedtail.cli.progress import terminal
 from fedtail.errors import FedtailError
-from fedtail.federate.conformance import check_named
+from fedtail.federate.conformance import check_method
+from fedtail.methods import METHODS
 from fedtail.methods.registry import describe_methods, methods_markdown, options_text
 
 app = typer.Typer(invoke_without_command=True)
@@ -54,7 +55,7 @@ def check(
 ) -> None:
     """Test a method on every engine: finite, repeatable, resumable, identical on fast paths and at real sites."""
     results = []
-    for result in check_named(name):
+    for result in check_method(METHODS.build(name)):
         results.append(result)
         if not as_json:
             typer.echo(f"{'no ' if result.problem else 'yes'}  {result.claim}" + f": {result.problem}".rstrip(": "))

@@ -26,7 +26,7 @@ from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.site.prepared import FederationSlice
 from fedtail.federate.site.site import Site
-from fedtail.methods import METHODS, Method
+from fedtail.methods import Method
 from fedtail.methods.optimizers import OPTIMIZERS, with_optimizer
 from fedtail.models import build_model
 from fedtail.rates import RATES
@@ -228,8 +228,3 @@ def _optimizes(method: Method, federation: Federation, folder: Path) -> str:
         if found:
             return f"with local.optimizer = {name!r}: {found}; set plain_steps if its steps must be plain"
     return ""
-
-
-def check_named(name: str) -> Iterator[Check]:
-    """The same for a method by name or ``file.py:Name``, at its default options."""
-    return check_method(METHODS.build(name))

@@ -116,17 +116,12 @@ def answer_question(
     """A site's part under an agreement, with the model in a folder; returns the digest of the sums. That of a reference
     is kept for later looks."""
     model = load_model(folder)
-    rows = {totals.here[0]: judged_at(data, name, model)}
+    known = name in model.architecture.get("sites", [])  # a model may know the site
+    rows = {totals.here[0]: data.judged(replace(model, site=name) if known else model)}
     found = counted(question["what"], totals, model, rows, read_reference(home, question))
     if isinstance(found, Seen) and question["what"] == "reference":
         write_atomically(reference_file(home, question["model"]), json.dumps(found.to_json()))
     return digest_of_counts(found.flat())
-
-
-def judged_at(data: SiteData, name: str, model: SavedModel) -> Judged:
-    """The rows that a site has to judge, by a model that may know the site."""
-    known = model.architecture.get("sites", [])
-    return data.judged(replace(model, site=name) if name in known else model)
 
 
 def keep_model(folder: Path, tensors: Tensors) -> None:

@@ -51,16 +51,8 @@ class Deployment:
         return self.folder / "config.toml"
 
     @property
-    def app(self) -> Path:
-        return self.folder / "app"
-
-    @property
     def server(self) -> Path:
         return self.folder / "server"
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
 
     @property
     def flwr_home(self) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,7 +176,7 @@ class RemoteEngine:
 
         def read(client: int, parcel: Parcel) -> np.ndarray:
             """Every candidate is counted on the same samples, as many as the handshake says."""
-            counts = read_counts(client, parcel, "counts", shape)
+            counts = read_counts(parcel, "counts", shape)
             self._check_total(client, "validation", counts[:, 1:].sum(axis=-1))
             if (counts[:, 0] > counts[:, 1:].min(axis=1)).any():
                 raise WireError("more samples right than there are", "out-of-range")
@@ -202,7 +201,7 @@ class RemoteEngine:
             splits, n = ["test", "validation"] if split == "test" else [split], self.job.n_classes
 
             def read(client: int, parcel: Parcel) -> list[np.ndarray]:
-                found = [read_counts(client, parcel, name, (n, n)) for name in splits]
+                found = [read_counts(parcel, name, (n, n)) for name in splits]
                 for name, counts in zip(splits, found, strict=True):
                     self._check_total(client, name, counts.sum(keepdims=True))
                 return found
@@ -229,7 +228,7 @@ class RemoteEngine:
             return Parcel({"split": split, "decision": rules.at(client).to_json()}, {"x": x})
 
         def read(client: int, parcel: Parcel) -> Scores:
-            found = Scores(**{name: read_counts(client, parcel, name, part.shape) for name, part in none.items()})
+            found = Scores(**{name: read_counts(parcel, name, part.shape) for name, part in none.items()})
             self._check_total(client, split, np.array([found.confusion.sum(), *found.bins.sum(axis=(1, 2)), found.n]))
             most = max(found.sums.max(), found.tempered.max())
             if (found.cells[1] > found.cells[0]).any() or most > 128 * ONE * found.n:
@@ -279,7 +278,14 @@ class RemoteEngine:
     # -- the rest ------------------------------------------------------------------------------------------------
 
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
-        read = partial(read_decision, n_classes=self.job.n_classes)
+        def read(client: int, parcel: Parcel) -> Decision:
+            try:
+                found = Decision.from_json(parcel.meta.get("decision") or {})
+                found.check(self.job.n_classes)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise WireError(f"malformed decision: {error}") from None
+            return found
+
         replies = self._ask(Phase.DECIDE, self._all, Parcel({"goal": goal.to_json()}, {"x": x}), read, {})
         return {k: replace(one, costs=goal.common.costs) for k, one in replies.items()}
 
@@ -312,26 +318,11 @@ def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int)
     return update
 
 
-def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def read_counts(parcel: Parcel, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Counts of the expected shape, none of them negative; ``WireError`` otherwise."""
-    counts = read_tensor(client, parcel, name)
+    if name not in parcel.tensors:
+        raise WireError(f"malformed reply: it has no {name!r}")
+    counts = parcel.tensors[name]
     if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
         raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
     return counts.numpy()
-
-
-def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision:
-    """A site's own decision; ``WireError`` for one that is none."""
-    try:
-        found = Decision.from_json(parcel.meta.get("decision") or {})
-        found.check(n_classes)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise WireError(f"malformed decision: {error}") from None
-    return found
-
-
-def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
-    """A tensor the reply must have; ``WireError`` otherwise."""
-    if name not in parcel.tensors:
-        raise WireError(f"malformed reply: it has no {name!r}")
-    return parcel.tensors[name]

@@ -52,7 +52,11 @@ def federate(
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
     if config.deploy.trust != "server" or isinstance(method_of(config), Trees):
         return follow(config, transport, names, resume=resume, **hooks)
-    check_trusted(config)
+    if config.privacy.mode in ("local", "shares"):
+        raise FedtailError(
+            f"privacy.mode = {config.privacy.mode!r} promises something against the server, which deploy.trust = "
+            "'server' trusts; set deploy.trust = 'private' with privacy.mode = 'shares'"
+        )
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     folder = choose_folder(config, resume)
     terms = (Terms.read(folder, names) if resume else None) or settle(config, transport, names, folder.name)
@@ -100,15 +104,6 @@ def federate(
     with claimed(config, folder, resume) as folder:
         run = Run(problem, config, about, {"name": job.model, "options": job.model_options})
         return play(run, folder, resume=resume, on_round=hooks.get("on_round"), on_start=begin, amend=amend)
-
-
-def check_trusted(config: Settings) -> None:
-    """Refuse settings that this level cannot keep."""
-    if config.privacy.mode in ("local", "shares"):
-        raise FedtailError(
-            f"privacy.mode = {config.privacy.mode!r} promises something against the server, which deploy.trust = "
-            "'server' trusts; set deploy.trust = 'private' with privacy.mode = 'shares'"
-        )
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,6 @@ def headline(record: dict[str, Any]) -> dict[str, float]:
     return {name: round(float(v), 4) for name, v in found.items() if v is not None and math.isfinite(v)}
 
 
-def has_finished(now: Mapping[str, Any]) -> bool:
-    """Return whether a run's status says that it has ended well; ``FedtailError`` if it says that it failed."""
-    if now.get("state") == "failed":
-        raise FedtailError(str(now["error"]))
-    return now.get("state") == "finished"
-
-
 def follow(
     read: Callable[[], Mapping[str, Any]],
     tell: Callable[[dict[str, Any]], None],
@@ -58,7 +51,9 @@ def follow(
         if now != last:
             last, heard = now, clock()
             tell(now)
-        if has_finished(now):
+        if now.get("state") == "failed":
+            raise FedtailError(str(now["error"]))
+        if now.get("state") == "finished":
             return now
         if clock() - heard > silence:
             if (why := fault()) and dict(read()) == last:

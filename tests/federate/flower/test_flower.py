@@ -40,6 +40,7 @@ from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.worker_client import WORKER
 from fedtail.report import load_run, write_report
 from fedtail.rounds.race import LRS
 from fedtail.runs.config import changed
@@ -170,7 +171,7 @@ def lying_worker(site_file: Path, lie: Callable[[int, Parts], Parts]) -> Iterato
     site = load_site(site_file).open_site()
     address = frames.socket_path(site_file)
     for process in processes.find(site_file.parents[2]):
-        if process.is_worker and str(site_file) in process.command:
+        if " ".join(WORKER) in process.command and str(site_file) in process.command:
             processes.send_signal(process.pid, signal.SIGKILL)
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -394,7 +395,7 @@ def test_a_site_leaves_while_a_run_goes_on_and_a_key_that_was_replaced_opens_not
 
 def of_site(deployment: Deployment, site: str, workers: bool = False) -> list[int]:
     found = processes.find(deployment.folder, f"site:{site}")
-    return [p.pid for p in found if not workers or p.is_worker]
+    return [p.pid for p in found if not workers or " ".join(WORKER) in p.command]
 
 
 @contextmanager

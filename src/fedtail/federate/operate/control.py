@@ -71,14 +71,11 @@ class Control:
         keys = {site: self._key(site) for site in self.deployment.sites}
         return {s: found.get(key, "not registered") if key else "without a key" for s, key in keys.items()}
 
-    def online(self) -> list[str]:
-        """Return the sites that are online."""
-        return [site for site, status in self.nodes().items() if status == "online"]
-
     def start_run(self, **overrides: Any) -> int:
         """Send the app bundle, as this version of fedtail has it, and start a run; returns Flower's run id."""
-        write_bundle(self.deployment.app)
-        content = build_fab_from_disk(self.deployment.app)
+        app = self.deployment.folder / "app"
+        write_bundle(app)
+        content = build_fab_from_disk(app)
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto(overrides),

@@ -35,7 +35,7 @@ def up(deployment: Deployment, seconds: float = 600.0, server: str = "") -> None
         with Control(deployment) as control:
             control.register()
             deadline = time.monotonic() + seconds
-            while control.online() and time.monotonic() < deadline:
+            while "online" in control.nodes().values() and time.monotonic() < deadline:
                 time.sleep(0.5)  # a site that was killed counts as online for a minute, and is refused until then
         for site in deployment.sites:
             start_site(deployment, site, server)

@@ -20,7 +20,6 @@ from pathlib import Path
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower import supernode
-from fedtail.federate.site.worker_client import WORKER
 
 MARK, ROLE = "FEDTAIL_DEPLOYMENT", "FEDTAIL_ROLE"
 
@@ -33,10 +32,6 @@ class Process:
     role: str
     """``superlink`` or ``site:<name>``; children have the role of their parent."""
     command: str
-
-    @property
-    def is_worker(self) -> bool:
-        return " ".join(WORKER) in self.command
 
 
 def start(folder: Path, role: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:

@@ -12,7 +12,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.counted import What, write_question
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy
-from fedtail.federate.operate.create import LAST_CONFIG, write_config
+from fedtail.federate.operate.create import write_config
 from fedtail.federate.status import RUN_LOCK, follow
 from fedtail.files import is_locked, write_atomically
 from fedtail.runs.config import load_config
@@ -109,12 +109,6 @@ def last_run(deployment: Deployment) -> int | None:
     """Return Flower's id of the last training run."""
     file = deployment.server / "run.id"
     return int(file.read_text()) if file.is_file() else None
-
-
-def last_config(deployment: Deployment) -> Path | None:
-    """Return the config of the last training run, overrides included."""
-    file = deployment.server / LAST_CONFIG
-    return file if file.is_file() else None
 
 
 def _end_previous(deployment: Deployment, control: Control, resume: bool) -> None:

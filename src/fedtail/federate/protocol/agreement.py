@@ -104,21 +104,12 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> str:
-    return key.sign(statement, SIGNATURE).hex()
-
-
 def is_signed(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
     try:
         key.verify(bytes.fromhex(signature), statement, SIGNATURE)
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def new_secret() -> bytes:
-    """A private key for one run."""
-    return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_half(secret: bytes) -> bytes:
@@ -217,7 +208,8 @@ class Party:
 
     name: str
     document: dict[str, Any]
-    secret: bytes = field(default_factory=new_secret)
+    secret: bytes = field(default_factory=lambda: X25519PrivateKey.generate().private_bytes_raw())
+    """Private half of its key for the run."""
     number: bytes = field(default_factory=lambda: os.urandom(SEED))
     """Its part of the seed."""
     share: bytes = field(default_factory=lambda: os.urandom(SEED))
@@ -231,7 +223,7 @@ class Party:
         """The signed word on the document."""
         commitment = hashlib.sha256(self.number).hexdigest()
         bare = Offer(self.name, hash_of(self.document), public_half(self.secret).hex(), commitment, roster.digest)
-        return Offer(**{**vars(bare), "signature": sign(key, bare.statement)})
+        return Offer(**{**vars(bare), "signature": key.sign(bare.statement, SIGNATURE).hex()})
 
     @property
     def plain(self) -> bool:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.faults import CODES, clean
@@ -34,16 +31,12 @@ class Hello:
     site: str
     schema: dict[str, Any]
     """What its data are; empty where the site does not trust the server with them."""
-    versions: dict[str, str]
+    version: str
+    """Of fedtail."""
     clock_offset: float
     """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
     n_train: int = 0
     n_validation: int = 0
-
-
-def versions() -> dict[str, str]:
-    """What must be the same everywhere for a federation to mean one thing."""
-    return {"fedtail": VERSION, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def say_hello(
@@ -69,7 +62,7 @@ def say_hello(
             client=client,
             site=clean(said.get("site")),
             schema=read_schema(said["schema"]) if "schema" in said else {},
-            versions={k: clean(v, 40) for k, v in _texts(said.get("versions"), "versions").items()},
+            version=clean(said.get("version", "?"), 40),
             clock_offset=real(said.get("clock"), "clock") - began,
             n_train=whole(said.get("n_train", 0), 0 if job is None else 1, MOST, "n_train"),
             n_validation=whole(said.get("n_validation", 0), 0, MOST, "n_validation"),
@@ -93,12 +86,6 @@ def read_schema(told: Any) -> dict[str, Any]:
     return told
 
 
-def _texts(told: Any, name: str) -> dict[str, Any]:
-    if not isinstance(told, dict) or any(isinstance(v, (dict, list)) for v in told.values()):
-        raise WireError(f"its {name} are not text")
-    return told
-
-
 def ahead(offset: float, took: float) -> float:
     """Seconds a clock is ahead for sure, when its answer came within ``took`` seconds and is ``offset`` after the
     question."""
@@ -107,11 +94,10 @@ def ahead(offset: float, took: float) -> float:
 
 def faults_of(hello: Hello, name: str, agreed: Mapping[str, Any], whose: str) -> Iterator[str]:
     """What keeps a site from taking part: its name, version, clock, or data that are not as ``agreed``."""
-    theirs, ours = hello.versions.get("fedtail", "?"), VERSION
     if hello.site != name:
         yield f"its site.toml says it is {hello.site!r}; give each site its own folder"
-    if theirs.split(".")[:2] != ours.split(".")[:2]:
-        yield f"runs fedtail {theirs}, the server {ours}; install the same everywhere"
+    if hello.version.split(".")[:2] != VERSION.split(".")[:2]:
+        yield f"runs fedtail {hello.version}, the server {VERSION}; install the same everywhere"
     if abs(hello.clock_offset) > CLOCK_SECONDS:
         yield f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP"
     if not hello.schema:

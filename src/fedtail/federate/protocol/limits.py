@@ -119,7 +119,7 @@ def open_json(data: bytes, budget: Budget = ANY, depth: int = DEPTH) -> dict[str
         raise WireError(f"a number of more than {DIGITS} characters")
     try:
         text = bytes(data).decode("utf-8")
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
         if b"\\u" in data:
             json.dumps(found, ensure_ascii=False).encode("utf-8")  # halves of characters cannot be written anywhere
     except (ValueError, RecursionError, MemoryError) as error:
@@ -134,10 +134,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) < len(pairs):
         raise ValueError("a key twice")
     return out
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(word)
 
 
 def _finite(text: str) -> float:
@@ -159,7 +155,8 @@ def open_tensor(name: str, blob: bytes, kind: Kind) -> Tensor:
     dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
     if not isinstance(dtype, str) or dtype not in kind.types:
         raise WireError(f"tensor {name!r} is of another type than {', '.join(kind.types)}", "unexpected")
-    if not isinstance(shape, list) or len(shape) > DIMENSIONS or not all(_side(n) for n in shape):
+    sides = isinstance(shape, list) and all(type(n) is int and 0 <= n <= LONGEST_SIDE for n in shape)
+    if not sides or len(shape) > DIMENSIONS:
         raise WireError(f"tensor {name!r} has no shape")
     if kind.shape is not None:
         fits = len(shape) == len(kind.shape) and all(w in (None, n) for n, w in zip(shape, kind.shape, strict=True))
@@ -174,10 +171,6 @@ def open_tensor(name: str, blob: bytes, kind: Kind) -> Tensor:
         return safetensors_torch.load(bytes(blob))["t"]
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise WireError(f"tensor {name!r} cannot be read ({type(error).__name__})") from None
-
-
-def _side(n: Any) -> bool:
-    return type(n) is int and 0 <= n <= LONGEST_SIDE
 
 
 def whole(value: Any, low: int, high: float, name: str) -> int:

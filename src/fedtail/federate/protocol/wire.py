@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from fedtail.core.candidates import Candidates
 from fedtail.core.records import Task, Tensors, Update
 from fedtail.federate.protocol.limits import ANY, Budget, WireError, open_json, open_tensor, real, whole
 
+T = TypeVar("T")
 Parts = dict[str, bytes]
 """A message as a transport sees it: ``meta`` is JSON, every other part one tensor under its name."""
 
@@ -106,7 +107,7 @@ def pack_task(task: Task, row: int, meta: dict[str, Any]) -> Parcel:
 def unpack_task(parcel: Parcel) -> Task:
     """The task as one client sees it: one row; ``WireError`` where it is none."""
     fields, x = parcel.meta.get("task"), parcel.tensors.get("x")
-    probes = {name: value.numpy()[None] for name, value in _under(parcel.tensors, "probe/").items()}
+    probes = {name: value.numpy()[None] for name, value in under(parcel.tensors, "probe/").items()}
     if not isinstance(fields, dict) or x is None or "rate" not in probes:
         raise WireError("malformed task: no fields, no model or no rates")
     runs, reports = probes["rate"].shape, fields.get("reports")
@@ -115,7 +116,7 @@ def unpack_task(parcel: Parcel) -> Task:
     if not isinstance(reports, list) or not all(isinstance(name, str) for name in reports):
         raise WireError("malformed task: reports that have no names")
     client = whole(fields.get("client"), 0, MOST, "client")
-    message = _under(parcel.tensors, "message/")
+    message = under(parcel.tensors, "message/")
     return Task(
         round=whole(fields.get("round"), 0, MOST, "round"),
         x=x,
@@ -123,7 +124,7 @@ def unpack_task(parcel: Parcel) -> Task:
         probes=probes,
         lr=real(fields.get("lr"), "lr"),
         rival=whole(fields.get("rival", 0), 0, MOST_RIVALS - 1, "rival"),
-        broadcast=_under(parcel.tensors, "broadcast/"),
+        broadcast=under(parcel.tensors, "broadcast/"),
         messages={client: message} if message else {},
         reports=frozenset(reports),
     )
@@ -153,8 +154,8 @@ def unpack_update(parcel: Parcel, most_steps: float = float("inf")) -> Update:
         n_samples=whole(fields.get("n_samples"), 0, MOST, "n_samples"),
         steps=tuple(whole(v, 0, min(most_steps, MOST), "local steps") for v in steps),
         loss=tuple(float("nan") if v is None else real(v, "loss") for v in loss),
-        reports={name: value.numpy() for name, value in _under(parcel.tensors, "report/").items()},
-        extras=_under(parcel.tensors, "extra/"),
+        reports={name: value.numpy() for name, value in under(parcel.tensors, "report/").items()},
+        extras=under(parcel.tensors, "extra/"),
     )
 
 
@@ -167,7 +168,7 @@ def pack_candidates(candidates: Candidates) -> Parcel:
 
 def unpack_candidates(parcel: Parcel) -> Candidates:
     """Inverse of ``pack_candidates``; ``WireError`` for patterns that are not of these directions."""
-    directions, base, patterns = (_under(parcel.tensors, "direction/"), *map(parcel.tensors.get, ("base", "patterns")))
+    directions, base, patterns = (under(parcel.tensors, "direction/"), *map(parcel.tensors.get, ("base", "patterns")))
     if base is None or patterns is None or base.ndim != 1 or patterns.ndim != 2 or patterns.is_floating_point():
         raise WireError("malformed candidates: no base, or no patterns")
     rows = [directions[name] for name in sorted(directions)]
@@ -180,5 +181,6 @@ def unpack_candidates(parcel: Parcel) -> Candidates:
     return Candidates(base, stacked, patterns.numpy())
 
 
-def _under(tensors: Tensors, prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def under(parts: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The parts whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in parts.items() if name.startswith(prefix)}

@@ -40,10 +40,10 @@ from fedtail.federate.protocol.limits import whole
 from fedtail.federate.protocol.masks import SEED, MaskError, bare, check_sums, hide, read_sums, share_of_noise
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase
-from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
+from fedtail.federate.protocol.wire import Parcel, Parts, pack, under, unpack
 from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.prepared import SiteData
-from fedtail.federate.site.site import encoding_here
+from fedtail.federate.site.site import encoding_here, need_trust
 from fedtail.federate.summed import check_sums_only, groups_of
 from fedtail.files import write_atomically
 from fedtail.models.encoders import Encoding
@@ -89,9 +89,9 @@ class SiteTotals(Exchanges):
     ) -> np.ndarray:
         members = [[self.names[k] for k in sorted(group)] for group in groups]
         later = self.journal.read(number + 1)
-        if later is not None and (told := under(BEFORE, later)):
+        if later is not None and (told := under(later, BEFORE)):
             return self._verified(number, members, size, limit, unpack(told))
-        answer = under(ANSWER, self.journal.read(number) or {})
+        answer = under(self.journal.read(number) or {}, ANSWER)
         if not answer:
             answer = self._answer(number, members, size, part, limit, reach)
             before = {} if self._last is None else prefixed(BEFORE, pack(self._last))
@@ -129,11 +129,6 @@ class SiteTotals(Exchanges):
 
 def prefixed(prefix: str, parts: Parts) -> Parts:
     return {f"{prefix}{name}": data for name, data in parts.items()}
-
-
-def under(prefix: str, parts: Parts) -> Parts:
-    """Inverse of ``prefixed``, among other parts."""
-    return {name.removeprefix(prefix): data for name, data in parts.items() if name.startswith(prefix)}
 
 
 class Conversation:
@@ -301,7 +296,7 @@ class Member:
         check_document(document)
         if document["trust"] != "server" or self.name not in document["sites"]:
             raise AgreementError("a document that nobody has signed")
-        self._need_trust()
+        need_trust(self.policy, self.data)
         self.policy.check_code(document)
         party = Party(self.name, document, number=bytes.fromhex(str(parcel.meta.get("number"))))
         party.seed = whole(parcel.meta.get("seed"), 0, 1 << 62, "seed")
@@ -311,18 +306,13 @@ class Member:
             self._check_run(document)
         self._save(party.id, party)
 
-    def _need_trust(self) -> None:
-        """Raise unless this site trusts the server with its rows. A rehearsal's rows are nobody's."""
-        if self.data.schema()["kind"] != "slice":
-            self.policy.check_trust("server")
-
     def party(self, agreement: str) -> Party:
         """An agreement that stands; ``AgreementError`` if there is none of this name."""
         if len(agreement) != 64 or set(agreement) - set("0123456789abcdef"):
             raise AgreementError("an agreement that has no such name")
         party = self._load(agreement)
         if party.plain:
-            self._need_trust()
+            need_trust(self.policy, self.data)
         elif not party.common:
             raise AgreementError("the sites have not agreed yet")
         return party

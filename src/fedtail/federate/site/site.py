@@ -7,7 +7,9 @@ A site holds its data and its policy. Where the server is trusted, its questions
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,10 +21,9 @@ import torch
 
 from fedtail.core.decisions import Decision, SiteGoal
 from fedtail.errors import FedtailError, one_of
-from fedtail.federate.protocol.faults import CODES, CodedError
-from fedtail.federate.protocol.handshake import versions
+from fedtail.federate.protocol.faults import CODES, CodedError, clean
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.limits import open_json
+from fedtail.federate.protocol.limits import WireError, open_json
 from fedtail.federate.protocol.policy import Policy, check_rates
 from fedtail.federate.protocol.transport import AGREED, Phase
 from fedtail.federate.protocol.wire import (
@@ -46,14 +47,10 @@ from fedtail.rounds.local import train_client
 from fedtail.runs.build import is_images
 from fedtail.runs.encoding import choose_encoding
 from fedtail.settings import ModelSettings, checked
+from fedtail.version import VERSION
 
 if TYPE_CHECKING:
     from fedtail.federate.site.member import Member
-import contextlib
-import sys
-
-from fedtail.federate.protocol.faults import clean
-from fedtail.federate.protocol.limits import WireError
 
 
 class Site:
@@ -110,9 +107,9 @@ class Site:
     def hello(self, parcel: Parcel) -> Parcel:
         """Who is here, with which software and clock; where the server is trusted, also with which data, and with a job
         whether the site takes part."""
-        meta: dict[str, Any] = {"site": self.name, "versions": versions(), "clock": time.time()}
-        if self.rehearses or self.policy.trust == "server" or "job" in parcel.meta:
-            self._need_trust()
+        meta: dict[str, Any] = {"site": self.name, "version": VERSION, "clock": time.time()}
+        if rehearses(self.data) or self.policy.trust == "server" or "job" in parcel.meta:
+            need_trust(self.policy, self.data)
             encoding = self._encoding(parcel.meta)
             meta["schema"] = self.data.schema() | ({} if encoding is None else {"encoder": encoding.to_dict()})
         if "job" in parcel.meta:
@@ -138,7 +135,7 @@ class Site:
 
     def statistics(self, parcel: Parcel) -> Parcel:
         """Moments and bin counts for a common preprocessing."""
-        self._need_trust()
+        need_trust(self.policy, self.data)
         return Parcel({"statistics": tell(self.data, parcel.meta.get("request", {}))})
 
     def train(self, parcel: Parcel, key: str) -> Parcel:
@@ -192,19 +189,21 @@ class Site:
         now = self._prepared
         if now is not None and now.job == job and now.client.index == index:
             return now
-        self._need_trust()
+        need_trust(self.policy, self.data)
         self.policy.check_job(job)
         self._prepared = prepare(self.data, job, index, self.folder, self.device)
         return self._prepared
 
-    def _need_trust(self) -> None:
-        """Raise unless this site trusts the server with its rows. A rehearsal's rows are nobody's."""
-        if not self.rehearses:
-            self.policy.check_trust("server")
 
-    @property
-    def rehearses(self) -> bool:
-        return bool(self.data.schema()["kind"] == "slice")
+def rehearses(data: SiteData) -> bool:
+    """Whether a site's rows are nobody's."""
+    return bool(data.schema()["kind"] == "slice")
+
+
+def need_trust(policy: Policy, data: SiteData) -> None:
+    """Raise unless a site trusts the server with its rows."""
+    if not rehearses(data):
+        policy.check_trust("server")
 
 
 def check_vector(here: Prepared, x: torch.Tensor) -> None:
