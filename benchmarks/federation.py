@@ -115,7 +115,7 @@ def over_flower(settings: Settings, deployment: Deployment) -> Ran:
 
 
 def over_nvflare(settings: Settings, deployment: Deployment) -> Ran:
-    from fedtail.federate.nvflare.rehearsal import rehearse
+    from fedtail.federate.nvflare.app import rehearse
 
     cpu = CPU(deployment.folder)
     return Path(rehearse(deployment, on_change=cpu)["folder"]), cpu.seconds

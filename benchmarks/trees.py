@@ -219,7 +219,7 @@ def in_the_simulator(settings: Settings) -> Judged:
 
 
 def over_nvflare(settings: Settings) -> Judged:
-    from fedtail.federate.nvflare.rehearsal import rehearse
+    from fedtail.federate.nvflare.app import rehearse
     from fedtail.federate.operate.create import create_deployment
 
     n = build_federation(settings).n_clients

@@ -287,8 +287,7 @@ def nvflare(
 ) -> None:
     """Run on NVFlare instead: a rehearsal in its simulator, or a job for an existing system."""
     view.need("nvflare", "in a separate environment")
-    from fedtail.federate.nvflare.app import make_job
-    from fedtail.federate.nvflare.rehearsal import rehearse
+    from fedtail.federate.nvflare.app import make_job, rehearse
     from fedtail.federate.operate.create import write_config
 
     deployment = load_deployment(folder)

@@ -216,7 +216,9 @@ def run_document(
     if start is None:
         schema = common_preprocessing(totals, document["schema"], data, seed, noise)
     else:
-        schema = inherited(document["schema"], start)
+        known = {"preprocessing": start.preprocessing, "input_shape": list(start.input_shape)}
+        plain = {"augment": None, "model_options": {}, **document["schema"]}
+        schema = {**plain, **known, "transform": asdict(start.transform)}
     first = job_of(asked, schema, document["run"], engine)
     owned = {k: prepare(one, first, k, folder.parent, torch.device(device)) for k, one in data.items()}
     sizes = group_sizes(totals, {k: len(here.client.train) for k, here in owned.items()}, noise)
@@ -274,12 +276,6 @@ def run_document(
     made, resume = Run(problem, asked, about, architecture), (folder / "config.toml").is_file()
     result = play(made, folder, resume=resume, on_round=after, on_start=begin, amend=amended)
     return result, hashlib.sha256(result.x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def inherited(schema: Mapping[str, Any], model: SavedModel) -> dict[str, Any]:
-    """The schema with the preprocessing that a model was trained with."""
-    known = {"preprocessing": model.preprocessing, "input_shape": list(model.input_shape)}
-    return {"augment": None, "model_options": {}, **schema, **known, "transform": asdict(model.transform)}
 
 
 def take_weights(module: nn.Module, model: SavedModel) -> None:

@@ -34,7 +34,7 @@ from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import count_candidates
 from fedtail.rounds.local import DivergedError, train_client
-from fedtail.settings import PrivacySettings, Settings
+from fedtail.settings import Settings
 
 LARGEST = 16.0
 """Largest coordinate of an update; what is larger is cut. Fixed point is then fine to 2^-26."""
@@ -114,7 +114,8 @@ class SummedEngine:
         zeros if its training diverged. With a norm to ``clip`` to, the update alone."""
         probes, n = task.n_probes, task.x.numel()
         here, row, unit = self.owned[client], task.clients.index(client), limit / LOSS_LIMIT
-        weight = len(here.client.train) / float(self.sizes[client] * len(self._group(client)))
+        group = next(group for group in self.totals.groups if client in group)
+        weight = len(here.client.train) / float(self.sizes[client] * len(group))
         state = self._states.get(client, {})
         try:
             update, self._left[client] = train_client(
@@ -156,12 +157,19 @@ class SummedEngine:
         )
 
     def _clip(self, task: Task) -> float | None:
-        """The norm to which updates are cut where they get noise; None where they get none."""
+        """The norm to which updates are cut before their share of noise, None where they get none: as set, or the
+        method's bound for so many steps as an epoch of 64 batches has, at the largest learning rate that is tried."""
         privacy = self.settings.privacy
-        return None if privacy.mode != "shares" else clip_of(privacy, self.method, self.settings, task, self.n_classes)
-
-    def _group(self, client: int) -> Sequence[int]:
-        return next(group for group in self.totals.groups if client in group)
+        if privacy.mode != "shares" or privacy.clip:
+            return privacy.clip if privacy.mode == "shares" else None
+        lr = max([task.lr, *np.ravel(task.probes.get("lr", ())).tolist()])
+        bound = self.method.bound(lr, self.settings.local.epochs * 64, self.n_classes)
+        if bound is None:
+            raise FedtailError(
+                f"privacy.mode = 'shares': method {self.method.name!r} as configured has no norm bound; set "
+                "privacy.clip"
+            )
+        return bound
 
     def commit(self, choice: dict[int, int]) -> None:
         for client in self.totals.here:
@@ -252,20 +260,6 @@ def scores_reach(n_classes: int) -> np.ndarray:
     }
     pieces = [np.broadcast_to(each[name], value.shape).ravel() for name, value in none.items()]
     return np.concatenate(pieces) * math.sqrt(blocks + 1)
-
-
-def clip_of(privacy: PrivacySettings, method: Method, settings: Settings, task: Task, n_classes: int) -> float:
-    """The norm to which updates are cut before their share of noise: as set, or the method's bound for so many steps as
-    an epoch of 64 batches has, at the largest learning rate that is tried."""
-    if privacy.clip:
-        return privacy.clip
-    lr = max([task.lr, *np.ravel(task.probes.get("lr", ())).tolist()])
-    bound = method.bound(lr, settings.local.epochs * 64, n_classes)
-    if bound is None:
-        raise FedtailError(
-            f"privacy.mode = 'shares': method {method.name!r} as configured has no norm bound; set privacy.clip"
-        )
-    return bound
 
 
 def check_sums_only(settings: Settings, method: Method) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip(
 
 import fedtail
 from fedtail.errors import FedtailError
-from fedtail.federate.nvflare import rehearsal
+from fedtail.federate.nvflare import app
 from fedtail.federate.operate.create import create_deployment
 from tests.federate.conftest import settings
 
@@ -55,8 +55,8 @@ def test_a_simulator_that_ends_becomes_one_line(tmp_path: Path, monkeypatch: pyt
     program = tmp_path / "nvflare"
     program.write_text("#!/bin/sh\necho ' - ERROR - no such column'\necho 'good bye'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(rehearsal, "PROGRAMS", tmp_path)
+    monkeypatch.setattr(app, "PROGRAMS", tmp_path)
     deployment = create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2}))
     with pytest.raises(FedtailError, match="simulator ended: - ERROR - no such column; see") as ended:
-        rehearsal.rehearse(deployment)
+        app.rehearse(deployment)
     assert "\n" not in str(ended.value)

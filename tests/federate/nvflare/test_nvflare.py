@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("rates", ["uniform", "fedhoo"])
 def test_nvflare_gives_the_same_model_as_the_simulator(tmp_path: Path, rates: str) -> None:
-    from fedtail.federate.nvflare.rehearsal import rehearse
+    from fedtail.federate.nvflare.app import rehearse
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.create import create_deployment
 
@@ -47,7 +47,7 @@ def test_nvflare_gives_the_same_model_as_the_simulator(tmp_path: Path, rates: st
 def test_a_relay_over_nvflare_carries_sums_that_every_site_verifies(tmp_path: Path, method: str) -> None:
     """Under ``blind`` each site ends with the server's model, bit by bit: that of the simulator under the seed that the
     sites drew (trees the same bits, a network within the fixed point of sums)."""
-    from fedtail.federate.nvflare.rehearsal import rehearse
+    from fedtail.federate.nvflare.app import rehearse
     from fedtail.federate.operate.create import create_deployment
 
     blind = {"trust": "blind", "timeout": 60.0}

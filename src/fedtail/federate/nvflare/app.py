@@ -1,11 +1,14 @@
-"""fedtail on NVFlare: a controller that runs the round loop, an executor that is the site, and the job for them."""
+"""fedtail on NVFlare: a controller that runs the round loop, an executor that is the site, the job for them, and its
+rehearsal in NVFlare's simulator, with a process for every site on this machine."""
 
 from __future__ import annotations
 
+import json
 import math
 import queue
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,17 @@ from nvflare.apis.signal import Signal
 from nvflare.job_config.api import FedJob
 
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.nvflare import job_code
+from fedtail.federate.operate import processes
+from fedtail.federate.operate.create import write_config
+from fedtail.federate.operate.processes import PROGRAMS, environment
 from fedtail.federate.protocol.transport import Errors, Take, is_parts, split_phase, with_phase
 from fedtail.federate.protocol.wire import Parts, error_parts
 from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site, code_of
-from fedtail.federate.status import Status
+from fedtail.federate.status import Status, follow
 from fedtail.rounds.acceptance import least
 from fedtail.runs.config import load_config
 
@@ -102,6 +109,40 @@ def make_job(
         job.to(FedtailExecutor(site_file), site, tasks=[TASK])
         job.add_file_to(str(job_code.__file__), site)
     return job
+
+
+def rehearse(
+    deployment: Deployment,
+    *,
+    resume: bool = False,
+    timeout: float = 3600.0,
+    on_change: Callable[[dict[str, Any]], None] = lambda now: None,
+) -> dict[str, Any]:
+    """Run the deployment's config in NVFlare's simulator; returns the run's last status."""
+    home = deployment.folder / "nvflare"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    status, log = home / "run.json", home / "simulator.log"
+    sites, site_file = list(deployment.sites), str(deployment.folder / "sites" / "{name}" / "site.toml")
+    make_job("fedtail", write_config(deployment), sites, site_file, status, resume=resume).export_job(str(home))
+    command = [str(PROGRAMS / "nvflare"), "simulator", "-w", str(home / "workspace")]
+    command += ["-c", ",".join(sites), "-t", str(len(sites)), str(home / "fedtail")]
+
+    def fault() -> str:
+        if processes.find(deployment.folder, "nvflare"):
+            return ""
+        lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        errors = [line for line in lines if "ERROR" in line or "Error: " in line]
+        return f"NVFlare's simulator ended: {(errors or lines)[-1].strip()[-300:]}; see {log}"
+
+    try:
+        on_change({"state": f"starting NVFlare's simulator of {len(sites)} sites"})
+        processes.start(deployment.folder, "nvflare", command, log, environment(HOME=str(home)))
+        return follow(
+            lambda: json.loads(status.read_text()) if status.is_file() else {}, on_change, fault, timeout=timeout
+        )
+    finally:
+        processes.stop(deployment.folder)
 
 
 TASK = "fedtail"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedtail.errors import FedtailError
@@ -23,7 +23,7 @@ CLOCK_SECONDS = 120.0
 """Signed requests and certificates need clocks that agree about this well."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Hello:
     """A site's answer to the handshake."""
 
@@ -70,8 +70,10 @@ def say_hello(
 
     answers = exchange(transport, Phase.HELLO, parcels, read, timeout, HELLO)
     took = time.time() - began
-    there = {k: replace(h, clock_offset=ahead(h.clock_offset, took)) for k, h in answers.good.items()}
-    return there, dict(answers.reasons)
+    for hello in answers.good.values():
+        late = hello.clock_offset  # after the question; the answer may have taken all the time there was
+        hello.clock_offset = 0.0 if 0 <= late <= took else min(late, late - took, key=abs)
+    return answers.good, dict(answers.reasons)
 
 
 def read_schema(told: Any) -> dict[str, Any]:
@@ -84,12 +86,6 @@ def read_schema(told: Any) -> dict[str, Any]:
     if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 1 << 24 for n in shape):
         raise WireError("its schema has an invalid input shape")
     return told
-
-
-def ahead(offset: float, took: float) -> float:
-    """Seconds a clock is ahead for sure, when its answer came within ``took`` seconds and is ``offset`` after the
-    question."""
-    return 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
 
 
 def faults_of(hello: Hello, name: str, agreed: Mapping[str, Any], whose: str) -> Iterator[str]:
