@@ -51,6 +51,10 @@ class Deployment:
         return self.folder / "config.toml"
 
     @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
     def server(self) -> Path:
         return self.folder / "server"
 

@@ -56,13 +56,13 @@ def create_deployment(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-    for path in (deployment.server, deployment.flwr_home, home / "runs"):
+    for path in (deployment.server, deployment.flwr_home, deployment.runs):
         path.mkdir(mode=0o700)
     deployment.save()
     if not rehearsal:
         declared = {"schema": SCHEMA} if config.data.name == "table" and config.deploy.trust != "server" else {}
         config = config.model_copy(update={"data": DataSettings(name="sites", clients=len(sites), **declared)})
-    config = config.model_copy(update={"run": config.run.model_copy(update={"folder": "runs"})})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"folder": deployment.runs.name})})
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
