@@ -28,7 +28,7 @@ from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import processes, runs
 from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
-from fedtail.federate.operate.create import create_deployment, write_config
+from fedtail.federate.operate.create import LAST_CONFIG, create_deployment, write_config
 from fedtail.federate.operate.doctor import examine_site
 from fedtail.federate.operate.processes import free_port, superlink_command
 from fedtail.federate.protocol.transport import with_phase
@@ -243,7 +243,7 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     status.finish(deployment.runs / "digits")
     shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
     assert "run: finished" in shown and "create its report with: fedtail report" in shown
-    assert runs.last_config(deployment) is None, "no run was started with overrides"
+    assert not (deployment.server / LAST_CONFIG).exists(), "no run was started with overrides"
 
 
 def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
