@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import runs
-from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.create import LAST_CONFIG, create_deployment
 from fedtail.federate.operate.doctor import advice
 from fedtail.federate.operate.processes import free_port
 from fedtail.runs.config import changed, load_config
@@ -30,7 +30,7 @@ def deployment(tmp_path: Path) -> Deployment:
 
 def test_overrides_of_a_resumed_run_change_that_run_and_start_no_other(deployment: Deployment, monkeypatch) -> None:
     last = changed(load_config(deployment.config), {"run.name": "second", "local.lr": 0.05})
-    (deployment.server / runs.LAST_CONFIG).write_text(last.to_toml())
+    (deployment.server / LAST_CONFIG).write_text(last.to_toml())
     started: list[Any] = []
     monkeypatch.setattr(runs, "start", lambda _, config, *, resume: started.append(config) or 1)
     call("run", str(deployment.folder), "deploy.timeout=45", "--resume", "--detach")
