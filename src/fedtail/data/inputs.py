@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedtail.data.images.decode import EXTENSIONS, decode, read_image
+from fedtail.data.images.decode import EXTENSIONS, decode, image_pixels, read_image
 from fedtail.data.tables.encode import encode, frame_columns, from_layout
 from fedtail.data.tables.read import Table, from_frame, is_table, read_table
 from fedtail.data.tables.schema import TableSchema
@@ -31,39 +31,36 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
     kind = preprocessing.get("kind")
     if isinstance(data, str | Path):
         return _from_path(Path(data), preprocessing, input_shape, notes)
-    if isinstance(data, Table):
-        notes += data.notes
-        return _from_frame(data.frame, preprocessing, input_shape, notes)
-    if isinstance(data, pd.DataFrame):
-        return _from_frame(data, preprocessing, input_shape, notes)
     if isinstance(data, pd.Series):
         raise FedtailError(
             "pass a single row as a DataFrame with one row (frame.loc[[i]]) or a list of one dict, not as a Series"
         )
-    if isinstance(data, dict):
-        return _from_frame(pd.DataFrame([data]), preprocessing, input_shape, notes)
-    if isinstance(data, Image.Image):
-        return _from_images([data], preprocessing, input_shape)
-    if isinstance(data, list | tuple) and data:
-        if all(isinstance(d, dict) for d in data):
-            return _from_frame(pd.DataFrame(list(data)), preprocessing, input_shape, notes)
-        if all(isinstance(d, str | Path | Image.Image) for d in data):
-            return _from_images(data, preprocessing, input_shape)
+    if isinstance(data, Table):
+        notes += data.notes
+        data = data.frame
+    if isinstance(data, dict | Image.Image):
+        data = [data]
+    if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path | Image.Image) for d in data):
+        return _from_images(data, input_shape)
+    if isinstance(data, list | tuple) and data and all(isinstance(d, dict) for d in data):
+        data = pd.DataFrame(list(data))
     if kind == "table" and isinstance(data, list | tuple):
         raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
-    if kind == "table" and (named := _named_columns(data, preprocessing)) is not None:
-        return _from_frame(named, preprocessing, input_shape, notes)
+    if kind == "table" and not isinstance(data, pd.DataFrame):
+        data = _named_columns(data, preprocessing)
+    if isinstance(data, pd.DataFrame):
+        return _from_frame(data, preprocessing, input_shape, notes)
     return _from_array(data, preprocessing, input_shape)
 
 
-def _named_columns(data: Any, preprocessing: Preprocessing) -> pd.DataFrame | None:
-    """A raw array of rows, where the model was trained on one: its columns are called by their numbers."""
+def _named_columns(data: Any, preprocessing: Preprocessing) -> Any:
+    """A raw array of rows, where the model was trained on one, as a table: its columns are called by their numbers."""
     schema, rows = saved_schema(preprocessing), np.asarray(data)
     if schema is None or rows.ndim != 2:
-        return None
+        return data
     names = [str(i) for i in range(rows.shape[1])]
     known = {*schema.left_out, *(column.name for column in schema.columns)}
-    return pd.DataFrame(rows, columns=names) if known == set(names) else None
+    return pd.DataFrame(rows, columns=names) if known == set(names) else data
 
 
 def read_for(path: Path, preprocessing: Preprocessing) -> Table:
@@ -92,11 +89,11 @@ def image_files(folder: Path) -> list[Path]:
 
 def _from_path(path: Path, preprocessing: Preprocessing, input_shape: tuple[int, ...], notes: list[str]) -> Tensor:
     if path.is_dir():
-        return _from_images(image_files(path), preprocessing, input_shape)
+        return _from_images(image_files(path), input_shape)
     if not path.is_file():
         raise FedtailError(f"there is no file {str(path)!r}")
     if path.suffix.lower() in EXTENSIONS:
-        return _from_images([path], preprocessing, input_shape)
+        return _from_images([path], input_shape)
     if path.suffix.lower() == ".npy":
         try:
             return _from_array(np.load(path, allow_pickle=False), preprocessing, input_shape)
@@ -104,9 +101,7 @@ def _from_path(path: Path, preprocessing: Preprocessing, input_shape: tuple[int,
             raise FedtailError(f"{str(path)!r} is not a plain array file: {error}") from error
     if not is_table(path):
         raise FedtailError(f"{str(path)!r} is neither a table (CSV, TSV, Parquet), an image, nor a .npy array")
-    table = read_for(path, preprocessing)
-    notes += table.notes
-    return _from_frame(table.frame, preprocessing, input_shape, notes)
+    return prepare_inputs(read_for(path, preprocessing), preprocessing, input_shape, notes)
 
 
 def _from_frame(
@@ -127,9 +122,7 @@ def _from_frame(
     return _from_array(values, preprocessing, input_shape)
 
 
-def _from_images(
-    items: Sequence[str | Path | Image.Image], preprocessing: Preprocessing, input_shape: tuple[int, ...]
-) -> Tensor:
+def _from_images(items: Sequence[str | Path | Image.Image], input_shape: tuple[int, ...]) -> Tensor:
     if len(input_shape) != 3:
         raise FedtailError(f"this model takes samples of shape {input_shape}, not images")
     channels, height, width = input_shape
@@ -145,17 +138,12 @@ def _from_images(
             i, reason = next(iter(decoded.bad.items()))
             raise FedtailError(f"cannot read {str(paths[i])!r}: {reason}")
         return decoded.x
-    return torch.from_numpy(np.stack([_pixels(i, (height, width), channels) for i in items]))
-
-
-def _pixels(item: str | Path | Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
-    if not isinstance(item, Image.Image):
-        return read_image(Path(item), size, channels)
-    image = item.convert("L" if channels == 1 else "RGB")
-    if (image.height, image.width) != size:
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, reducing_gap=3.0)
-    pixels = np.asarray(image, dtype=np.uint8)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    size = height, width
+    pixels = [
+        image_pixels(i, size, channels) if isinstance(i, Image.Image) else read_image(Path(i), size, channels)
+        for i in items
+    ]
+    return torch.from_numpy(np.stack(pixels))
 
 
 def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:

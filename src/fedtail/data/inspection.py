@@ -163,17 +163,10 @@ class About:
 
 def describe(federation: Federation) -> About:
     """Everything about a federation that is in this process."""
+    names = ("name", "sites", "classes", "input_shape", "sizes", "transform", "preprocessing", "notes", "label_type")
     return About(
-        name=federation.name,
-        sites=federation.sites,
-        classes=federation.classes,
-        input_shape=federation.input_shape,
-        sizes=federation.sizes,
+        **{name: getattr(federation, name) for name in names},
         validation_sizes=tuple(len(v) for v in federation.validation),
-        transform=federation.transform,
-        preprocessing=federation.preprocessing,
-        notes=federation.notes,
-        label_type=federation.label_type,
         test_counts=federation.test.counts(federation.n_classes),
         label_map=federation.label_map(),
         digest=digest(federation),

@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
 
 from fedtail.core.random import generator
 from fedtail.data.federation import Federation, Samples, assemble, stratified_holdout
@@ -220,11 +219,6 @@ def _check_sites(sites: Sequence[str], n: int) -> None:
 def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(N, ...) inputs and (N,) labels. Map-style and iterable data sets, tensors, arrays, numbers and PIL images
     (which become channels first); labels may be anything sortable."""
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0].numpy(), dataset.tensors[1].numpy()
-    if isinstance(dataset, Subset) and isinstance(dataset.dataset, TensorDataset) and len(dataset.dataset.tensors) == 2:
-        x, y = (t[torch.as_tensor(list(dataset.indices))].numpy() for t in dataset.dataset.tensors)
-        return x, y
     inputs: list[np.ndarray] = []
     labels: list[Any] = []
     for i, item in enumerate(_items(dataset, name)):

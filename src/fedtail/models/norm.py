@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,11 +26,6 @@ def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     return nn.GroupNorm(groups, channels)
 
 
-def batchnorm_layers(module: nn.Module) -> list[str]:
-    """Dotted names of the BatchNorm layers of any dimension (SyncBatchNorm too)."""
-    return [name or type(m).__name__ for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
-
-
 def has_batchnorm(module: nn.Module) -> bool:
     """Whether samples of a batch influence each other, so that a batch may not be split by group."""
     return any(isinstance(m, _BatchNorm) for m in module.modules())
@@ -35,7 +33,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 def batchnorm_note(module: nn.Module) -> str | None:
     """Say what BatchNorm in this model means for a federation; None if there is none."""
-    names = batchnorm_layers(module)
+    names = [name or type(m).__name__ for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
     if not names:
         return None
     return (
@@ -54,14 +52,7 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     channels per group: with one, a dense layer's output would be normalized to zero. BatchNorm1d, which may see
     plain features, gets one group.
     """
-    if isinstance(module, _BatchNorm):
-        return _convert(module, groups)
-    for name, child in list(module.named_children()):
-        if isinstance(child, _BatchNorm):
-            setattr(module, name, _convert(child, groups))
-        else:
-            to_groupnorm(child, groups)
-    return module
+    return _replaced(module, partial(_convert, groups=groups))
 
 
 def treat_batchnorm(module: nn.Module, batchnorm: str) -> nn.Module:
@@ -88,18 +79,26 @@ def fix_batchnorm(module: nn.Module) -> nn.Module:
 
     For pretrained networks: their statistics are worth keeping, and samples of a batch no longer influence each other.
     """
+    return _replaced(module, _fixed)
+
+
+def _replaced(module: nn.Module, make: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
+    """The module with another in place of every BatchNorm layer."""
     if isinstance(module, _BatchNorm):
-        if module.running_mean is None or module.running_var is None:
-            raise FedtailError("a BatchNorm layer without running statistics depends on its batch, so it cannot encode")
-        with torch.no_grad():
-            factor = torch.rsqrt(module.running_var + module.eps)
-            factor = factor * module.weight if module.weight is not None else factor
-            offset = -module.running_mean * factor
-            offset = offset + module.bias if module.bias is not None else offset
-        return ChannelAffine(factor, offset)
+        return make(module)
     for name, child in list(module.named_children()):
-        setattr(module, name, fix_batchnorm(child))
+        setattr(module, name, _replaced(child, make))
     return module
+
+
+@torch.no_grad()
+def _fixed(layer: _BatchNorm) -> ChannelAffine:
+    if layer.running_mean is None or layer.running_var is None:
+        raise FedtailError("a BatchNorm layer without running statistics depends on its batch, so it cannot encode")
+    factor = torch.rsqrt(layer.running_var + layer.eps)
+    factor = factor * layer.weight if layer.weight is not None else factor
+    offset = -layer.running_mean * factor
+    return ChannelAffine(factor, offset + layer.bias if layer.bias is not None else offset)
 
 
 def _convert(layer: _BatchNorm, groups: int) -> nn.GroupNorm:

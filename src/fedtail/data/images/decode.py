@@ -56,11 +56,15 @@ def read_image(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with Image.open(path) as file:
-            image = ImageOps.exif_transpose(_to_8_bits(file))
-            image = image.convert("L" if channels == 1 else "RGB")
-            if (image.height, image.width) != size:
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, reducing_gap=3.0)
-            pixels = np.asarray(image, dtype=np.uint8)
+            return image_pixels(ImageOps.exif_transpose(_to_8_bits(file)), size, channels)
+
+
+def image_pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    """(C, H, W) uint8 of an opened image."""
+    image = image.convert("L" if channels == 1 else "RGB")
+    if (image.height, image.width) != size:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, reducing_gap=3.0)
+    pixels = np.asarray(image, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 

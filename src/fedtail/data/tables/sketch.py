@@ -170,10 +170,7 @@ def merge_moments(sites: Sequence[np.ndarray]) -> np.ndarray:
     shape = arrays[0].shape
     total = np.zeros(shape)
     for part in arrays:
-        if part.shape != shape or part.ndim != 2 or shape[1] != 4:
-            raise FedtailError(f"moments have shape {part.shape}, expected (columns, 4); do all sites use one schema?")
-        if not np.isfinite(part).all() or (part[:, [COUNT, MISSING, M2]] < 0).any():
-            raise FedtailError("a site sent moments that are negative or not finite")
+        check_moments(part, shape[0])
         n = total[:, COUNT] + part[:, COUNT]
         safe = np.maximum(n, 1.0)
         delta = part[:, MEAN] - total[:, MEAN]
@@ -184,7 +181,7 @@ def merge_moments(sites: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def check_moments(part: np.ndarray, columns: int, most: float) -> None:
+def check_moments(part: np.ndarray, columns: int, most: float = np.inf) -> None:
     """``FedtailError`` unless these can be one site's moments: whole counts up to ``most``, finite, none negative."""
     if part.shape != (columns, 4):
         raise FedtailError(f"moments have shape {part.shape}, expected ({columns}, 4); do all sites use one schema?")
