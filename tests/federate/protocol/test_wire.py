@@ -88,3 +88,8 @@ def test_a_job_comes_back_equal_from_json() -> None:
     job = Job("r", "mlp", (3,), ("a", "b"), "fedcgnm", 5, {"hidden": [4]}, {"beta": 0.7}, augment="flip")
     back = Job.from_json(unpack(pack(Parcel({"job": job.to_json()}))).meta["job"])
     assert back == job
+
+
+def test_nothing_is_sent_under_a_name_that_no_reader_takes() -> None:
+    with pytest.raises(WireError, match=r"a tensor '-1e\+308' that was not asked for"):
+        pack(Parcel({}, {"-1e+308": torch.zeros(2)}))

@@ -48,6 +48,7 @@ def pack(parcel: Parcel, packed: dict[int, bytes] | None = None) -> Parts:
     parts = {META: json.dumps({**parcel.meta, "format": FORMAT}, allow_nan=False).encode()}
     packed = {} if packed is None else packed
     for name, tensor in parcel.tensors.items():
+        ANY.kind(name)  # no name that no reader takes, such as one made of what a question says
         if id(tensor) not in packed:
             packed[id(tensor)] = safetensors_torch.save({"t": tensor.detach().cpu().contiguous()})
         parts[f"tensor/{name}"] = packed[id(tensor)]
