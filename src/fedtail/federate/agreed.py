@@ -51,12 +51,12 @@ from fedtail.settings import Settings
 from fedtail.version import VERSION
 
 FORMAT = 1
-HEAD = {"format", "fedtail", "run", "trust", "sites"}
-RUN = HEAD | {"schema", "settings"}
+HEAD: dict[str, type] = {"format": int, "fedtail": str, "run": str, "trust": str, "sites": list}
+RUN: dict[str, type] = HEAD | {"schema": dict, "settings": dict}
 AFTER = {"agreement", "model", "sites"}
 """Of a run that goes on from an earlier one: that one's name, model and sites."""
-QUESTION = HEAD | {"what", "model", "reference"}
-"""The keys of a document that asks for a run, and of one that asks for counts of a model (``federate.counted``)."""
+QUESTION: dict[str, type] = HEAD | {"what": str, "model": str, "reference": str}
+"""What is in a document that asks for a run, and of one that asks for counts of a model (``federate.counted``)."""
 What = Literal["evaluate", "reference", "look"]
 WHATS: tuple[What, ...] = get_args(What)
 SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "decision")
@@ -151,21 +151,21 @@ def settings_of(document: Mapping[str, Any], seed: int = 0) -> Settings:
 
 def check_document(told: Any) -> None:
     """``AgreementError`` unless a document has the form of one, and is of this version."""
-    if not isinstance(told, dict) or set(told) not in (RUN, RUN | {"after"}, QUESTION) or told["format"] != FORMAT:
+    forms = (RUN, RUN | {"after": dict}, QUESTION)
+    form = next((f for f in forms if isinstance(told, dict) and set(told) == set(f)), None)
+    if form is None or told["format"] != FORMAT:
         raise AgreementError("a document of another form; install the same fedtail everywhere")
     if told["fedtail"] != VERSION:
         raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
-    if not isinstance(told["sites"], list) or not all(isinstance(told[name], str) for name in ("run", "trust")):
-        raise AgreementError("a document without sites")
-    if set(told) == QUESTION:
-        if told["what"] not in WHATS or not all(isinstance(told[name], str) for name in ("model", "reference")):
+    if wrong := [name for name, kind in form.items() if not isinstance(told[name], kind)]:
+        raise AgreementError(f"a document whose {wrong[0]} is no {form[wrong[0]].__name__}")
+    if form is QUESTION:
+        if told["what"] not in WHATS:
             raise AgreementError("a question of another form; install the same fedtail everywhere")
-    elif not isinstance(told.get("after", {}), dict) or set(told.get("after", AFTER)) != AFTER:
+    elif set(told.get("after", AFTER)) != AFTER:
         raise AgreementError("a document that goes on from a run of another form")
-    elif not isinstance(told["settings"], dict) or set(told["settings"]) != set(SECTIONS):
+    elif set(told["settings"]) != set(SECTIONS) or not all(isinstance(s, dict) for s in told["settings"].values()):
         raise AgreementError("a document with other sections of settings")
-    elif not all(isinstance(section, dict) for section in (told["schema"], *told["settings"].values())):
-        raise AgreementError("a document with settings that are none")
 
 
 def check_sites(told: Mapping[str, Any], me: str, roster: Sequence[str]) -> None:

@@ -8,8 +8,6 @@ import signal
 import socket
 from pathlib import Path
 
-import pytest
-
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
@@ -20,15 +18,14 @@ from fedtail.runs.build import build_federation
 from tests.federate.conftest import full_disk, settings
 
 
-def test_a_log_that_grew_too_long_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_client, "LOG_BYTES", 10)
+def test_a_log_that_grew_too_long_is_put_aside(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
-    worker_client.rotate(log)
+    worker_client.rotate(log, 10)
     log.write_text("short")
-    worker_client.rotate(log)
+    worker_client.rotate(log, 10)
     assert log.read_text() == "short"
     log.write_text("longer than ten bytes")
-    worker_client.rotate(log)
+    worker_client.rotate(log, 10)
     assert not log.exists() and (tmp_path / "worker.log.1").read_text() == "longer than ten bytes"
 
 

@@ -55,7 +55,7 @@ def pin_apps(allowed: Collection[str]) -> bool:
     such a SuperNode must not start."""
     if "any" in allowed:
         return True
-    loses = "apps cannot be pinned; install the version fedtail needs, or put apps = 'any' into site.toml"
+    loses = "apps cannot be pinned; install the version fedtail needs, or start the site with FEDTAIL_APPS=any"
     names = ("_pull_and_store_message", "_verify_fab", "Fab")
     loop = private("flwr.supernode.start_client_internal", *names, loses=loses)
     if loop is None or not {"get_fab", "trusted_entities"} <= set(signature(loop._pull_and_store_message).parameters):

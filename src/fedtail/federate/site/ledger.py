@@ -23,8 +23,6 @@ from fedtail.federate.protocol.policy import PolicyError
 
 Kind = Literal["rounds", "releases"]
 DAY = 86400.0
-FILE_BYTES = 8_000_000
-"""A file that is larger is written anew when it is opened: yesterday's entries, but for what is counted for good."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,8 @@ class Entry:
     time: float
     kind: str
     key: str
-    amount: int
+    amount: int = 1
+    """More where an earlier version has added up what was past."""
     noise: float = 0.0
     """Of ``releases``: the noise multiplier."""
 
@@ -54,7 +53,6 @@ class Ledger:
             with self._locked():
                 if not self.entries:
                     raise self._damaged("is empty")
-                self._shorten()
 
     def charge(self, kind: Kind, key: str, limit: int = 0, *, noise: float = 0.0) -> bool:
         """Enter what is about to leave, once; False if it has been entered already. ``PolicyError`` beyond ``limit``
@@ -64,7 +62,7 @@ class Ledger:
                 return False
             if limit and self.spent(kind) + 1 > limit:
                 raise PolicyError("policy-limit", f"{limit} of {limit} {kind} per day are used up")
-            self._append(Entry(self.clock(), kind, key, 1, noise))
+            self._append(Entry(self.clock(), kind, key, noise=noise))
         return True
 
     def spent(self, kind: Kind) -> int:
@@ -136,22 +134,6 @@ class Ledger:
                 raise self._damaged("has a line that cannot be read") from None
             self.entries[entry.kind, entry.key] = entry
         self.read += len(data)
-
-    def _shorten(self) -> None:
-        """Write a file that has grown large anew: of the past, what is counted for good, added up."""
-        assert self.path is not None
-        if self.path.stat().st_size <= FILE_BYTES:
-            return
-        since, last = self.clock() - DAY, next(reversed(self.entries.items()))
-        kept = {k: e for k, e in self.entries.items() if e.time > since}
-        for (kind, _), entry in self.entries.items():
-            if kind == "releases" and entry.time <= since:
-                key = f"past/{entry.noise!r}"
-                before = kept[kind, key].amount if (kind, key) in kept else 0
-                kept[kind, key] = Entry(0.0, kind, key, before + entry.amount, entry.noise)
-        self.entries = kept or dict([last])  # an empty file would be a damaged one
-        write_durably(self.path, [entry.line for entry in self.entries.values()])
-        self.read = self.path.stat().st_size
 
 
 def message_key(phase: str, parts: Mapping[str, bytes]) -> str:

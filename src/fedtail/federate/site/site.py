@@ -40,6 +40,7 @@ from fedtail.federate.protocol.wire import (
 )
 from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
+from fedtail.federate.site.worker_client import rotate
 from fedtail.federate.statistics import tell
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder
 from fedtail.rounds.evaluation import count_candidates
@@ -235,11 +236,12 @@ def counts_of(counts: Mapping[str, np.ndarray]) -> Parcel:
     return Parcel({}, {name: torch.as_tensor(value) for name, value in counts.items()})
 
 
-FILE_BYTES, FILES = 10_000_000, 5
+AUDIT_BYTES = 25_000_000
+"""Of the log, and as many of the one before."""
 
 
 class Audit:
-    """The log in a site's folder, of which the last files are kept; nothing without a folder."""
+    """The log in a site's folder; nothing without one."""
 
     def __init__(self, folder: Path | None) -> None:
         self.path = None if folder is None else folder / "audit.jsonl"
@@ -271,12 +273,7 @@ class Audit:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self.path is not None
-        if self.path.is_file() and self.path.stat().st_size > FILE_BYTES:
-            for i in range(FILES - 1, 0, -1):
-                older = self.path.with_name(f"{self.path.name}.{i}")
-                if older.is_file():
-                    older.replace(self.path.with_name(f"{self.path.name}.{i + 1}"))
-            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        rotate(self.path, AUDIT_BYTES)
         try:
             with self.path.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")

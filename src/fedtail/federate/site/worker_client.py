@@ -79,7 +79,7 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
     python = section.get("python") or sys.executable
     threads = str(section.get("threads", 1))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    rotate(log_path(site_file))
+    rotate(log_path(site_file), LOG_BYTES)
     with log_path(site_file).open("ab") as log:
         return subprocess.Popen(
             [python, *WORKER, str(site_file.resolve())],
@@ -92,9 +92,9 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def rotate(log: Path) -> None:
-    """Keep one log of the past: a worker starts anew often enough for that."""
-    if log.is_file() and log.stat().st_size > LOG_BYTES:
+def rotate(log: Path, most: int) -> None:
+    """Put a log of more bytes aside, in the place of the one before."""
+    if log.is_file() and log.stat().st_size > most:
         log.replace(log.with_name(f"{log.name}.1"))
 
 
