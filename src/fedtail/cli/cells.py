@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedtail.cli.progress import Stopped, console, progress_bar
+from fedtail.cli.progress import Stopped, console, eta, progress_bar
 from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError
 from fedtail.study.cells import Cell, Launcher, Outcome, finished, on_gpu, run_cells
@@ -46,8 +46,7 @@ def run_with_progress(
         step = bar.reset if outcome.cached else bar.update  # a kept run took no time: it must not shorten the estimate
         step(task, completed=done, note=f"{outcome.cell.label} {state}")
         if not console.is_terminal:
-            spent, ran = time.perf_counter() - began, done - kept
-            left = f"  ETA {spent / ran * (len(cells) - done):.0f} s" if ran else ""
+            left = f"  {eta(began, done - kept, len(cells) - kept)}" if done > kept else ""
             console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {state}{left}", soft_wrap=True)
 
     try:

@@ -101,17 +101,13 @@ def load(name: str) -> Any:
 
 
 def said_of(name: str) -> str:
-    """The help of a command as its source has it: its docstring, or that of a group."""
+    """The help of a command as its source has it: the docstring of its function, or what a group has as help."""
     module, _, attribute = all_commands()[name].partition(":")
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None, module
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    if attribute != "app":
-        return next(ast.get_docstring(f) or "" for f in functions if f.name == attribute)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
-            return str(node.value.value)  # of typer.Typer(), the first in the file
-        if isinstance(node, ast.FunctionDef) and any("callback" in ast.unparse(d) for d in node.decorator_list):
-            return ast.get_docstring(node) or ""
-    return ""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if own := functions.get(name if attribute == "app" else attribute):
+        return ast.get_docstring(own) or ""
+    named = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "help")
+    return next(str(value.value) for value in named if isinstance(value, ast.Constant))  # of typer.Typer(), the first

@@ -27,6 +27,11 @@ def terminal(**options: Any) -> Console:
 console = terminal(stderr=True)
 
 
+def eta(began: float, done: int, total: int) -> str:
+    """``ETA 40 s``, by the time that so much has taken."""
+    return f"ETA {(time.perf_counter() - began) / max(done, 1) * (total - done):.0f} s"
+
+
 def print_notes(notes: Iterable[object]) -> None:
     """Print what a user should know, on standard error, a line each."""
     for note in map(str, notes):
@@ -52,7 +57,6 @@ def progress_bar(**options: Any) -> Progress:
 ENCODED = 1000
 """Images between two lines of progress, where there is no terminal."""
 
-
 SELDOM = 30.0
 """Seconds between two lines on the inside of a round, where there is no terminal."""
 
@@ -71,8 +75,8 @@ class Encoded:
         if self.first < 0:  # what came from the cache took no time
             self.began, self.first = time.perf_counter(), done
         if done % ENCODED == 0 or done == total:
-            left = (time.perf_counter() - self.began) / max(done - self.first, 1) * (total - done)
-            console.print(f"encoding images  {done:,}/{total:,}  ETA {left:.0f} s", soft_wrap=True)
+            left = eta(self.began, done - self.first, total - self.first)
+            console.print(f"encoding images  {done:,}/{total:,}  {left}", soft_wrap=True)
 
 
 class RoundProgress:
@@ -152,6 +156,5 @@ class RoundProgress:
             return
         step = max(1, self.rounds // 10)
         if state.round % step == 0 or state.round == self.rounds or state.round == self.first + 1:
-            each = (time.perf_counter() - self.began) / max(state.round - self.first, 1)
-            left = each * (self.rounds - state.round)
-            console.print(f"{self.title}  round {state.round}/{self.rounds}  {note}  ETA {left:.0f} s", soft_wrap=True)
+            left = eta(self.began, state.round - self.first, self.rounds - self.first)
+            console.print(f"{self.title}  round {state.round}/{self.rounds}  {note}  {left}", soft_wrap=True)

@@ -269,21 +269,22 @@ def write_rankings(
 
 
 def _described(table: Table) -> dict[str, Any]:
+    def named(row: Row, place: int) -> dict[str, float]:
+        return {column: cell[place] for column, cell in zip(table.columns, row.cells, strict=True)}
+
     return {
         "title": table.title,
         "metric": table.metric,
         "baseline": table.baseline,
         "floor": table.floor,
-        "yardsticks": {
-            row.label: {c: m for c, (m, _) in zip(table.columns, row.cells, strict=True)} for row in table.yardsticks
-        },
+        "yardsticks": {row.label: named(row, 0) for row in table.yardsticks},
         "ranking": [
             {
                 "method": row.label,
                 "seeds": row.seeds,
                 "note": row.note or None,
-                "mean": {c: mean for c, (mean, _) in zip(table.columns, row.cells, strict=True)},
-                "spread": {c: spread for c, (_, spread) in zip(table.columns, row.cells, strict=True)},
+                "mean": named(row, 0),
+                "spread": named(row, 1),
                 "difference": row.versus.difference if row.versus else None,
                 "p": row.p_holm if row.versus else None,
                 "p_sign_flip": row.versus.p_sign_flip if row.versus else None,

@@ -239,7 +239,8 @@ class Watch:
             names += ["strange rows", *(f"input {name}" for name in self.inputs)]
         spans, p = spans_of(len(self.looks)), []
         for span in spans:
-            now = _sum([look.seen for look in self.looks[-span:]])
+            last, *others = (look.seen for look in self.looks[-span:])
+            now = sum(others, last)
             p.append(drift_p(was.cells.sum(1), now.cells.sum(1), ordered=False))
             p.append(drift_p(was.cells.sum(0), now.cells.sum(0)))
             if self.inputs:
@@ -309,7 +310,3 @@ def promised_recall(decision: Decision, classes: tuple[str, ...]) -> tuple[str, 
 def spans_of(looks: int) -> tuple[int, ...]:
     """Return the spans that so many looks fill."""
     return SPANS[: 1 + sum(looks >= span for span in SPANS[1:])]
-
-
-def _sum(seen: list[Seen]) -> Seen:
-    return sum(seen[1:], seen[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, metrics
+from fedtail.core.metrics import METRICS
 from fedtail.plots import Lines, Rows, Series
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Heading, Table, Text, say
 from fedtail.report.comparison import Comparison, Contender
@@ -24,7 +24,6 @@ MOST_CELLS = 1500
 THIN = 5
 """Samples below which a share says next to nothing."""
 LEVELS = 10
-MOST_COLUMNS = 3
 Found = tuple[Contender, str, list[AtSite]]
 
 
@@ -147,13 +146,8 @@ def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open
     recall = [_list(site.values, "per_class_accuracy", run) for site in rows]
     if not np.isfinite(np.array(recall)).any():
         return None
-    others = [m for m in sorted(metrics(), key=lambda m: -m.priority) if m.headline and m.needs in (None, "scores")]
-    if len(order) == 2:  # whose mean hides the rare one
-        others = [m for m in others if m.name != "pr_auc"]
-    others = [m for m in others if m.name != METRIC and any(math.isfinite(site.value(m.name)) for site in rows)]
-    others = others[:MOST_COLUMNS]
     rare = int(order[0])
-    head = ["Site", "Samples", f"of {run.classes[rare]}", "Macro F1"]
+    head = ["Site", "Samples", f"of {run.classes[rare]}", "Macro F1", *(run.classes[c] for c in order)]
     cells: list[list[str | Cell]] = [
         [
             site.name,
@@ -161,19 +155,12 @@ def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open
             f"{site.positives(rare):,}",
             fixed(site.value()),
             *(_shaded(values[c], site.positives(int(c))) for c in order),
-            *(_of_site(site, m.name, rare) for m in others),
         ]
         for site, values in zip(rows, recall, strict=True)
     ]
-    head += [*(run.classes[c] for c in order), *(m.title for m in others)]
     look = "heat turned" if len(order) > 12 else "heat"
     table = Table(cells, head, f"{one.label}: sites by classes", look)
     return Fold(one.label, [table], is_open=is_open, run=comparison.own_colour(one)) if comparison.several else table
-
-
-def _of_site(site: AtSite, metric: str, rare: int) -> Cell:
-    thin = metric == "rare_pr_auc" and site.positives(rare) < THIN
-    return Cell(fixed(site.value(metric)), look="thin" if thin else "")
 
 
 def _shaded(value: float, n: int) -> Cell:
