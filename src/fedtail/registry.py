@@ -137,8 +137,9 @@ class Registry(Generic[T]):
 
     def check(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """The options with values of the declared types; one clear line for unknown names and wrong values."""
-        allowed = self.options(name)
-        hints = typing.get_type_hints(entry if inspect.isroutine(entry := self[name]) else _hinted(entry))
+        allowed, entry = self.options(name), self[name]
+        plain = inspect.isroutine(entry) or dataclasses.is_dataclass(entry)
+        hints = typing.get_type_hints(entry if plain else entry.__init__)
         out = {}
         for key, value in given.items():
             if key not in allowed:
@@ -152,11 +153,8 @@ class Registry(Generic[T]):
         """Make an entry from options, with one clear line for options it does not have or values it refuses."""
         name = self.canonical(name)
         checked = self.check(name, options)
-        missing = [
-            key
-            for key, default in list(self.options(name).items())
-            if default is inspect.Parameter.empty and key not in checked
-        ]
+        needed = [key for key, default in self.options(name).items() if default is inspect.Parameter.empty]
+        missing = [key for key in needed if key not in checked]
         if missing:
             raise FedtailError(f"{self.section}.{missing[0]} is missing: {self.kind} {name!r} needs it")
         return self[name](*args, **checked)
@@ -171,10 +169,6 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
         raise not_of_kind(key, value, error.errors()[0]) from None
     except Exception:  # annotations that pydantic has no schema for are left to the entry itself
         return value
-
-
-def _hinted(entry: Any) -> Any:
-    return entry if dataclasses.is_dataclass(entry) else entry.__init__
 
 
 def _letters(name: str) -> str:

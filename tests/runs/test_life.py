@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 import fedtail as ft
-from fedtail.core.counts import total
 from fedtail.core.decisions import COVERAGES, Decision
 from fedtail.core.shift import drift_p, evidence_of_loss, spent
+from fedtail.core.totals import total
 from fedtail.errors import FedtailError
 from fedtail.runs.evaluate import evaluate, evaluation
 from fedtail.runs.explain import importance, parts_of, reasons, sentence

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 import fedtail as ft
 from fedtail.core.candidates import binary_candidates, uniform_candidates
-from fedtail.core.counts import total
 from fedtail.core.scores import Scores, average_precision, log_loss
+from fedtail.core.totals import total
 from fedtail.data import Federation
 from fedtail.methods import METHODS
 from fedtail.models import build_model

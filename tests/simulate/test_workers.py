@@ -27,7 +27,7 @@ from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
-from fedtail.simulate.batched import shards
+from fedtail.simulate.batched import cohort
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.workers import Workers, by_caller, forward_flops
 from fedtail_experiments.methods.measurements import TRAIN_LOSS
@@ -51,8 +51,8 @@ def uneven() -> Federation:
 @pytest.fixture
 def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of three runs for the smallest of models, and short steps for short batches, as large ones have."""
-    monkeypatch.setattr(shards, "MAX_ROWS", 3)
-    monkeypatch.setattr(shards, "SHORT_PAYS", 0.0)
+    monkeypatch.setattr(cohort, "MAX_ROWS", 3)
+    monkeypatch.setattr(cohort, "SHORT_PAYS", 0.0)
 
 
 def fitted(federation: Federation, method: str, rates: Any, **settings: Any) -> ft.Result:

@@ -10,8 +10,8 @@ import numpy as np
 from fedtail.boosting.grower import LOSS_BITS, best_round, boost, lowest_round
 from fedtail.boosting.model import TreesModel
 from fedtail.boosting.predictor import Forest, Plan
-from fedtail.core.counts import total
 from fedtail.core.metrics import METRICS
+from fedtail.core.totals import total
 from fedtail.methods.trees import Trees
 from fedtail.rounds.loop import RoundHook, train_rounds
 from fedtail.rounds.progress import Pace, ProgressHook

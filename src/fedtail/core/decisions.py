@@ -129,21 +129,11 @@ class Decision:
 
     def check(self, n_classes: int) -> None:
         """``ValueError`` unless it is a decision over so many classes: it may come from elsewhere."""
-        rows = [
-            self.bias,
-            self.weights,
-            self.thresholds,
-            *self.costs,
-            *([self.costs] if self.costs else []),
-            *self.sets,
-        ]
-        if any(row and len(row) != n_classes for row in rows):
+        rows = [self.bias, self.weights, self.thresholds, *self.costs, *self.sets]
+        if any(row and len(row) != n_classes for row in [*rows, self.costs]):
             raise ValueError(f"it is not for {n_classes} classes")
-        numbers = [self.temperature, *self.bias, *self.weights, *(t for t in self.thresholds if t is not None)]
-        if (
-            not np.isfinite([*numbers, *(v for row in (*self.costs, *self.sets) for v in row)]).all()
-            or self.temperature <= 0
-        ):
+        numbers = [self.temperature, *(v for row in rows for v in row if v is not None)]
+        if not np.isfinite(numbers).all() or self.temperature <= 0:
             raise ValueError("it has non-finite numbers")
 
 

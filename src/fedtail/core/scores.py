@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import digamma
 
-from fedtail.core.counts import Counts
+from fedtail.core.totals import Counts
 
 BINS, LARGEST = 4096, 18.0
 """Bins per class, over log-odds from -LARGEST to LARGEST."""

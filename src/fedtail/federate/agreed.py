@@ -34,10 +34,10 @@ from fedtail.methods.trees import Trees
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES, RateStrategy, Uniform
+from fedtail.rounds.aggregation import FOUND, follow_sites, server_notes
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.plan import batch_notes, batch_of, settled
 from fedtail.rounds.race import racing
-from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import Run, build_federation, load_pooled
 from fedtail.runs.config import check_config

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.counts import total
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import DIVERGED, Measurement, Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.scores import ONE, Scores
+from fedtail.core.totals import total
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import Job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.movement import gram_alignment
-from fedtail.core.records import Update
+from fedtail.core.records import Tensors, Update
 from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected
 from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy
+from fedtail.rounds.plan import median
 from fedtail.rounds.state import Problem
 from fedtail.settings import ServerSettings, Settings
 
@@ -196,3 +197,74 @@ def _sum(updates: Sequence[Update], weights: np.ndarray) -> Tensor:
 def _short(values: np.ndarray) -> list[float | None]:
     """Four digits, and None for what is not defined: these are for reading."""
     return [float(f"{v:.4g}") if np.isfinite(v) else None for v in values]
+
+
+BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
+"""Those of the authors' experiments."""
+MANY = 20
+"""Sites from which on ``auto`` is Adam, if they are small ..."""
+SMALL = 512
+"""... that is, if the median one has fewer training samples than this."""
+FOUND = "server_optimizer"
+"""What ``auto`` chose, among the settings that a run has found."""
+
+
+def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
+    """Return what ``server.optimizer = "auto"`` means for sites with so many training samples: Adam for many small
+    ones. The mean over fifty of them moves the model no farther than one does; Adam's step does not depend on it."""
+    return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
+
+
+def in_force(server: ServerSettings, settled: Mapping[str, Any]) -> ServerSettings:
+    """The same with an optimizer in place of ``auto``."""
+    if server.optimizer != "auto":
+        return server
+    if FOUND not in settled:
+        raise FedtailError("server.optimizer = 'auto' depends on the sites, which are not known here; name one")
+    return server.model_copy(update={"optimizer": settled[FOUND]})
+
+
+def server_notes(server: ServerSettings, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+    """Return a note that ``auto`` chose an optimizer, for the run folder and the screen; none where it chose
+    nothing."""
+    if server.optimizer != "auto" or chosen == "none":
+        return ()
+    about = f"{np.count_nonzero(sizes)} sites, of which the median one has {median(sizes):,.0f} training samples"
+    return (f"the server applies updates with Adam (server.optimizer=auto): {about}",)
+
+
+def server_step(
+    server: ServerSettings, x: Tensor, aggregate: Tensor, state: Tensors, n_params: int | None = None
+) -> tuple[Tensor, Tensors]:
+    """The next global model and the optimizer's moments (FedOpt, Reddi et al., 2021).
+
+    With the pseudo-gradient g = x - aggregate and no bias correction, as in the paper's algorithm 2,
+
+        momentum (FedAvgM)   m <- beta1 m + g;                    x <- x - lr m
+        adagrad              v <- v + g^2                      }
+        adam                 v <- beta2 v + (1 - beta2) g^2    }  m <- beta1 m + (1 - beta1) g
+        yogi                 v <- v - (1 - beta2) g^2 sign(v - g^2) }  x <- x - lr m / (sqrt(v) + tau)
+
+    from m = 0 and v = tau^2 on. x, aggregate: (n,); the buffers from ``n_params`` on are the aggregate's.
+    """
+    if server.optimizer == "none":
+        return aggregate, state
+    d = x.numel() if n_params is None else n_params
+    gradient = x[:d] - aggregate[:d]
+    m = state.get("m", torch.zeros_like(gradient))
+    if server.optimizer == "momentum":
+        m = BETA1 * m + gradient
+        move, state = m, {"m": m}
+    else:
+        m = BETA1 * m + (1 - BETA1) * gradient
+        v = _second_moment(server, state.get("v", torch.full_like(gradient, TAU**2)), gradient**2)
+        move, state = m / (v.sqrt() + TAU), {"m": m, "v": v}
+    return torch.cat([x[:d] - server.step * move, aggregate[d:]]), state
+
+
+def _second_moment(server: ServerSettings, v: Tensor, square: Tensor) -> Tensor:
+    if server.optimizer == "adagrad":
+        return v + square
+    if server.optimizer == "adam":
+        return BETA2 * v + (1 - BETA2) * square
+    return v - (1 - BETA2) * square * torch.sign(v - square)

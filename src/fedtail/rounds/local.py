@@ -22,13 +22,7 @@ from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import (
-    Logits,
-    Split,
-    judged,
-    model_logits,
-    run_reports,
-)
+from fedtail.rounds.evaluation import Logits, Split, judged, model_logits, run_reports
 from fedtail.rounds.plan import prepare_runs
 from fedtail.settings import Settings
 
@@ -73,21 +67,18 @@ def group_gradients(
     n_groups: int,
     const: Tensors,
     state: Tensors,
-    *,
-    split: bool | None = None,
 ) -> tuple[Tensor, float, Tensors]:
     """(H, d) group gradients, the batch's mean loss, and the step state.
 
-    ``split`` runs forward and backward per group on its own samples, which costs what one plain step costs and
-    is valid as long as samples do not influence each other. Otherwise (statistics of the batch, losses that are
-    stateful or depend on the whole batch) one forward and H masked backward passes. Default: split unless the model or
-    the method forbids it.
+    Forward and backward run per group on its own samples, which costs what one plain step costs. Where samples
+    influence each other (statistics of the batch, losses that are stateful or depend on the whole batch), one forward
+    and H masked backward passes.
     """
     member = groups[batch.y]
     size = batch.y.shape[0]
 
     coupled = method.traits.stateful_loss or method.traits.whole_batch
-    if n_groups == 1 or split is False or coupled or model.couples(x.shape[1:]):
+    if n_groups == 1 or coupled or model.couples(x.shape[1:]):
         losses, state = method.loss(model.module(x), batch, const, state)
         each = [
             model.gradient(torch.where(member == h, losses, 0.0).sum() / size, retain_graph=h < n_groups - 1)
@@ -153,10 +144,8 @@ def train_probe(
         torch.manual_seed(torch_seed(settings.run.seed, "dropout", client.index, task.round))
         for i, index in enumerate(plan.batches):
             x, y = load_batch(client, index, plan.draws[i] if plan.draws else None, device)
-            logits = None
-            if teacher is not None:
-                with torch.no_grad():
-                    logits = teacher.module(x)
+            with torch.no_grad():
+                logits = None if teacher is None else teacher.module(x)
             batch = Batch(y, torch.ones_like(y, dtype=torch.float32), logits)
             with lone_samples_named():
                 grads, loss, state = group_gradients(model, method, x, batch, groups, n_groups, const, state)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtail.core.random import generator
 from fedtail.core.records import Task, clients_of, pooled
 from fedtail.rounds.acceptance import accept
-from fedtail.rounds.aggregation import Gathered, limited
+from fedtail.rounds.aggregation import Gathered, in_force, limited, server_step
 from fedtail.rounds.privacy import privatize
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.race import race_of
@@ -28,7 +28,6 @@ from fedtail.rounds.search import (
     select,
     starting_lr,
 )
-from fedtail.rounds.server import in_force, server_step
 from fedtail.rounds.state import Problem, State
 from fedtail.rounds.validation import better, exhausted, over, validate_model
 from fedtail.settings import Settings

@@ -101,9 +101,8 @@ class Race(RateStrategy):
 
     def _runners(self) -> list[float]:
         """The values still in the race."""
-        if self._rungs is None:
-            raise FedtailError("call begin() before the race")
         if not self._field:
+            assert self._rungs is not None  # begin() was called
             self._field = sorted(self.values[: self._rungs[0][0]], reverse=True)
             self._gain = [TIE * (value == self.values[0]) for value in self._field]
         return self._field

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.counts import total
 from fedtail.core.evidence import Evidence, class_counts
 from fedtail.core.metrics import METRICS, signed
+from fedtail.core.totals import total
 from fedtail.errors import FedtailError
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.settings import RunSettings, Settings

@@ -24,11 +24,11 @@ from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
 from fedtail.models.registry import with_classifier
 from fedtail.rates import RATES, RateStrategy
+from fedtail.rounds.aggregation import FOUND, follow_sites, server_notes
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.plan import batch_notes, batch_of, settled
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.race import racing
-from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import DIAGNOSTICS, Engine, Problem
 from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.runs.trees import assemble_trees

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.counts import total
 from fedtail.core.decisions import (
     EQUAL,
     POWERS,
@@ -24,6 +23,7 @@ from fedtail.core.decisions import (
 )
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores
+from fedtail.core.totals import total
 from fedtail.errors import FedtailError, one_of
 from fedtail.rounds.state import Problem
 from fedtail.settings import DecisionSettings

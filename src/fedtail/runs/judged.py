@@ -17,9 +17,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedtail.core.counts import total
 from fedtail.core.decisions import Decision
 from fedtail.core.scores import Scores
+from fedtail.core.totals import total
 from fedtail.data.inputs import image_files, prepare_inputs, read_for
 from fedtail.data.tables.labels import class_places, name_codes, need_column
 from fedtail.data.tables.read import Table, from_frame, is_table, read_table

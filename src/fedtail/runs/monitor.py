@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedtail.core.counts import Counts
 from fedtail.core.decisions import Decision
 from fedtail.core.evidence import wilson
 from fedtail.core.scores import ONE
 from fedtail.core.shift import cell_density, class_mix, drift_p, evidence_of_loss, prior_weights, spent
+from fedtail.core.totals import Counts
 from fedtail.data.inputs import saved_schema
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically

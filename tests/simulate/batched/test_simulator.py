@@ -22,7 +22,7 @@ from fedtail.models import build_model
 from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
-from fedtail.simulate.batched import programs, shards
+from fedtail.simulate.batched import cohort, programs
 from fedtail.simulate.batched.capture import CaptureError
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
@@ -275,7 +275,7 @@ def test_a_captured_step_without_any_one_of_its_calls_is_noticed(name: str, monk
 
 
 def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAX_ROWS", 3)
+    monkeypatch.setattr(cohort, "MAX_ROWS", 3)
     method = METHODS.build("fedcgnm")
     reference, fast = both("mlp", method, Settings.of(batch_size=8))
     assert_same_round(reference, fast, make_task(method, reference))
@@ -284,8 +284,8 @@ def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: p
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "scaffold", "fedgrab"])
 def test_short_batches_have_short_steps_that_equal_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every epoch's last batch, where a run is alone: 61 samples are a step of 32 and one of 24 or 32."""
-    monkeypatch.setattr(shards, "MAX_ROWS", 1)
-    monkeypatch.setattr(shards, "SHORT_PAYS", 0.0)
+    monkeypatch.setattr(cohort, "MAX_ROWS", 1)
+    monkeypatch.setattr(cohort, "SHORT_PAYS", 0.0)
     method, found = METHODS.build(name), []
     for capture_after in (math.inf, 0.0):
         reference, fast = both("wide", method, Settings.of(batch_size=32, epochs=2), capture_after)

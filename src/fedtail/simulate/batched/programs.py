@@ -21,9 +21,8 @@ from fedtail.models.flat import FlatModel
 from fedtail.rounds.plan import PreparedRun
 from fedtail.settings import Settings
 from fedtail.simulate.batched.capture import Recording, Tape, capture, check, record, restore, same_bits
-from fedtail.simulate.batched.cohort import Cohort
+from fedtail.simulate.batched.cohort import Cohort, Shard, sizes
 from fedtail.simulate.batched.network import Network
-from fedtail.simulate.batched.shards import Shard, sizes
 from fedtail.simulate.batched.step import AnyKernel, Signature, input_names, make_step
 
 Step = Callable[..., list[Tensor]]

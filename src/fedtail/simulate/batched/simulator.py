@@ -2,7 +2,7 @@
 
 A step of a small model is mostly overhead: Python, autograd, memory. Here one step moves every run of the round
 (``network``, or ``choice.FunctionalKernel`` for models it does not know), and the step itself is captured once and
-replayed (``programs``, ``capture``). A round is cut into shards (``shards``), which workers train (``workers``).
+replayed (``programs``, ``capture``). A round is cut into shards (``cohort``), which workers train (``workers``).
 What the path does not take goes to the reference path, which it is tested against.
 """
 
@@ -32,11 +32,8 @@ from fedtail.settings import Settings
 from fedtail.simulate.base import Outcome
 from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel
-from fedtail.simulate.batched.cohort import Cohort
-from fedtail.simulate.batched.network import Network
-from fedtail.simulate.batched.pooled import Pooled
-from fedtail.simulate.batched.programs import CAPTURE_AFTER, Feed, Programs, Runner
-from fedtail.simulate.batched.shards import (
+from fedtail.simulate.batched.cohort import (
+    Cohort,
     Shard,
     cut_round,
     ladder,
@@ -46,6 +43,9 @@ from fedtail.simulate.batched.shards import (
     short_batches_pay,
     stretches,
 )
+from fedtail.simulate.batched.network import Network
+from fedtail.simulate.batched.pooled import Pooled
+from fedtail.simulate.batched.programs import CAPTURE_AFTER, Feed, Programs, Runner
 from fedtail.simulate.batched.step import AnyKernel
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.simulate.workers import Workers, by_caller, one_thread
@@ -90,7 +90,7 @@ class BatchedSimulator(ReferenceSimulator):
             self._least = math.inf  # chunks have no padding to save
         self.pooled = Pooled(self._spread, self.sample_flops)
         self.padding: dict[str, float] = {}
-        """What the last round computed for nothing; see ``shards.padding``."""
+        """What the last round computed for nothing; see ``cohort.padding``."""
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
