@@ -377,7 +377,9 @@ def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> No
     ],
 )
 def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(module: nn.Module, reason: str) -> None:
-    engine = simulator(make_federation("mlp"), module, METHODS.build("fedavg"), Settings.of(batch_size=4096))
+    federation = make_federation("mlp")
+    large = replace(federation, train=(np.resize(federation.train[0], 4096), *federation.train[1:]))
+    engine = simulator(large, module, METHODS.build("fedavg"), Settings.of(batch_size=4096))
     assert engine.info()["path"] == "reference"
     assert reason in engine.info()["reason"]
 
