@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedtail.boosting.model import TreesModule
 from fedtail.core.random import generator
-from fedtail.core.totals import Counts, total
 from fedtail.data.inputs import saved_schema
 from fedtail.errors import FedtailError
 from fedtail.runs.judged import Judged
