@@ -39,7 +39,7 @@ class Named(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
-Partition = Literal["auto", "iid", "dirichlet", "per_client", "labels", "column"]
+Partition = Literal["auto", "iid", "dirichlet", "labels", "column"]
 PARTITIONS: tuple[str, ...] = get_args(Partition)
 
 
@@ -51,7 +51,7 @@ class DataSettings(Named):
     clients: int = Field(5, ge=1, le=10_000_000)
     """Number of clients, for data without sites of its own."""
     partition: Partition = "auto"
-    """How samples are split across clients: ``iid``, ``dirichlet``, ``per_client``, ``labels`` (two classes each) or
+    """How samples are split across clients: ``iid``, ``dirichlet``, ``labels`` (two classes each) or
     ``column`` (the data's own sites). ``auto`` is ``column`` if the data has sites, otherwise ``dirichlet``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
@@ -416,7 +416,7 @@ def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
 
 Effect = tuple[tuple[str, ...], str, tuple[Any, ...]]
 EFFECTS: tuple[Effect, ...] = (
-    (("data.alpha",), "data.partition", ("auto", "dirichlet", "per_client")),
+    (("data.alpha",), "data.partition", ("auto", "dirichlet")),
     (("data.min_samples",), "data.partition", ("auto", "dirichlet")),
     (("server.lr",), "server.optimizer", ("momentum", "adam", "yogi", "adagrad", "auto")),
     (("privacy.noise",), "privacy.mode", ("central", "local", "shares")),

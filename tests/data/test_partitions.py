@@ -12,7 +12,7 @@ from fedtail.errors import FedtailError
 LABELS = np.repeat(np.arange(6), [300, 150, 80, 40, 20, 10])
 
 
-@given(st.sampled_from(["iid", "dirichlet", "per_client", "labels"]), st.integers(1, 8), st.integers(0, 50))
+@given(st.sampled_from(["iid", "dirichlet", "labels"]), st.integers(1, 8), st.integers(0, 50))
 def test_partition_is_exact_and_preserves_class_totals(scheme: str, clients: int, seed: int) -> None:
     parts, _ = split(LABELS, scheme, clients, alpha=0.5, labels=6, seed=seed)
     assert len(parts) == clients
@@ -20,7 +20,7 @@ def test_partition_is_exact_and_preserves_class_totals(scheme: str, clients: int
 
 
 def test_same_seed_same_split_other_seed_another() -> None:
-    for scheme in ("iid", "dirichlet", "per_client"):
+    for scheme in ("iid", "dirichlet"):
         a, b, c = (split(LABELS, scheme, 4, seed=s)[0] for s in (1, 1, 2))
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
         assert not all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
@@ -41,11 +41,6 @@ def test_large_alpha_approaches_the_iid_split() -> None:
 def test_dirichlet_leaves_every_client_its_minimum() -> None:
     parts, _ = split(LABELS, "dirichlet", 10, alpha=0.1, min_samples=10, seed=3)
     assert min(map(len, parts)) >= 10
-
-
-def test_per_client_sizes_are_equal() -> None:
-    parts, _ = split(LABELS, "per_client", 7, alpha=0.5)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_column_gives_one_client_per_site_with_its_name() -> None:

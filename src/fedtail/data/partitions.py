@@ -1,4 +1,4 @@
-"""Split pooled samples over clients: IID, Dirichlet per class or client, few labels each, by column."""
+"""Split pooled samples over clients: IID, Dirichlet per class, few labels each, by column."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def split(
     - ``iid``: stratified round-robin after shuffling.
     - ``dirichlet``: per *class*, shares over clients ~ Dir(alpha); sizes differ, the global tail is kept exactly.
       Redrawn until every client has ``min_samples``.
-    - ``per_client``: per *client*, class mix ~ Dir(alpha p); equal sizes, exhausted classes are masked.
     - ``labels``: every client has ``labels`` classes only, each class is shared evenly by those that have it.
     - ``column``: one client per value of ``column``.
     """
@@ -53,8 +52,6 @@ def split(
         return _iid(y, n_clients, rng), None
     if partition == "dirichlet":
         return _per_class(y, n_clients, alpha, min_samples, rng), None
-    if partition == "per_client":
-        return _per_client(y, n_clients, alpha, rng), None
     if partition == "labels":
         return _few_labels(y, n_clients, labels, rng), None
     raise one_of("partition", partition, PARTITIONS)
@@ -176,7 +173,7 @@ def _invented(pooled: Pooled, how: str, data: DataSettings) -> list[str]:
     kind = pooled.preprocessing.get("kind")
     if pooled.sites is not None or kind not in ("table", "images") or pooled.preprocessing.get("strict"):
         return []
-    drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how in ("dirichlet", "per_client") else "")
+    drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how == "dirichlet" else "")
     if kind == "images":
         return [f"the folder has no sites, so they were made up ({drawn}); name yours with SITE/CLASS/*.png"]
     return [f"no site column was given, so sites were made up ({drawn}); name yours with --site COLUMN"]
@@ -208,28 +205,6 @@ def _per_class(
         f"no Dirichlet({alpha:g}) split of {len(y)} samples over {k} clients leaves every client {need} samples "
         f"after {tries} draws; use fewer clients, a larger alpha or a smaller min_samples"
     )
-
-
-def _per_client(y: np.ndarray, k: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    classes, counts = np.unique(y, return_counts=True)
-    left = [rng.permutation(np.flatnonzero(y == c)) for c in classes]
-    taken = np.zeros(len(classes), dtype=np.int64)
-    mix = rng.dirichlet(np.maximum(alpha * counts / counts.sum(), 1e-12), size=k)
-    sizes = np.full(k, len(y) // k)
-    sizes[: len(y) % k] += 1
-    owner = np.empty(len(y), dtype=np.int64)
-    for i in range(k):
-        missing = int(sizes[i])
-        while missing:
-            open_ = (counts - taken).astype(float)
-            p = mix[i] * (open_ > 0)
-            p = p / p.sum() if p.sum() > 1e-300 else open_ / open_.sum()
-            take = np.minimum(rng.multinomial(missing, p), counts - taken)
-            for c in np.flatnonzero(take):
-                owner[left[c][taken[c] : taken[c] + take[c]]] = i
-            taken += take
-            missing -= int(take.sum())
-    return _of_owners(owner, sizes)
 
 
 def _few_labels(y: np.ndarray, k: int, labels: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -68,12 +68,8 @@ def image_pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def survey(root: Path, files: Sequence[Path], *, cache: bool = True) -> list[tuple[int, int, bool] | str]:
+def survey(files: Sequence[Path]) -> list[tuple[int, int, bool] | str]:
     """(height, width, is grey) of each file from its header, or why it cannot be opened."""
-    entry = cache_root() / "images" / f"{_key(root, files, 'headers')}.safetensors"
-    known = _cached(entry) if cache else None
-    if known is not None:
-        return [(h, w, bool(grey)) for h, w, grey in known.tolist()]
 
     def look(path: Path) -> tuple[int, int, bool] | str:
         try:
@@ -86,11 +82,7 @@ def survey(root: Path, files: Sequence[Path], *, cache: bool = True) -> list[tup
             return _reason(error)
 
     with ThreadPoolExecutor(min(MOST_THREADS, usable_cores())) as pool:
-        found = list(pool.map(look, files))
-    good = [f for f in found if not isinstance(f, str)]
-    if cache and len(good) == len(found):
-        write_cache(entry, x=torch.tensor(good, dtype=torch.int32))
-    return found
+        return list(pool.map(look, files))
 
 
 def choose_size(

@@ -126,7 +126,7 @@ def from_listing(
     if color not in ("auto", "grey", "rgb"):
         raise one_of("data.color", color, ("auto", "grey", "rgb"))
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
-    headers = survey(listing.root, listing.files, cache=cache)
+    headers = survey(listing.files)
     good = [h for h in headers if not isinstance(h, str)]
     broken = {i: h for i, h in enumerate(headers) if isinstance(h, str)}
     if broken and not (skip_corrupt and good):

@@ -254,6 +254,6 @@ def from_layout(raw: Mapping[str, Any]) -> TableSchema:
 
 
 def with_scale(schema: TableSchema, shift: Sequence[float] | np.ndarray, scale: Any) -> TableSchema:
-    n = len(schema.numeric)
-    fitted = [replace(c, mean=float(m), std=float(s)) for c, m, s in zip(schema.numeric, shift, scale, strict=True)]
-    return replace(schema, columns=(*fitted, *schema.columns[n:]))
+    return schema.with_numeric(
+        replace(c, mean=float(m), std=float(s)) for c, m, s in zip(schema.numeric, shift, scale, strict=True)
+    )

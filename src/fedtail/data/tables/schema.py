@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -118,6 +118,11 @@ class TableSchema:
     @property
     def numeric(self) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if c.kind == "numeric")
+
+    def with_numeric(self, columns: Iterable[Column]) -> TableSchema:
+        """The schema with other numeric columns, in their order."""
+        given = iter(columns)
+        return replace(self, columns=tuple(next(given) if c.kind == "numeric" else c for c in self.columns))
 
     def features(self) -> list[str]:
         return [name for c in self.columns for name in c.features()]

@@ -105,15 +105,12 @@ def fit_cuts(schema: TableSchema, counts: np.ndarray) -> TableSchema:
     pieces = schema.pieces
     if pieces is None:
         pieces = default_pieces(len(schema.numeric))
-    rows = {c.name: row for c, row in zip(schema.numeric, counts, strict=True)}
-    columns = []
-    for column in schema.columns:
-        if column.kind == "numeric":
-            assert column.mean is not None and column.std is not None
-            ends = cuts(rows[column.name], grid(column.mean, column.std), pieces)
-            column = replace(column, cuts=tuple(ends.tolist()))
-        columns.append(column)
-    return replace(schema, columns=tuple(columns), pieces=pieces)
+    fitted = []
+    for column, row in zip(schema.numeric, counts, strict=True):
+        assert column.mean is not None and column.std is not None
+        ends = cuts(row, grid(column.mean, column.std), pieces)
+        fitted.append(replace(column, cuts=tuple(ends.tolist())))
+    return replace(schema.with_numeric(fitted), pieces=pieces)
 
 
 def cuts(counts: np.ndarray, edges: np.ndarray, pieces: int) -> np.ndarray:
@@ -220,17 +217,13 @@ def fit_schema(schema: TableSchema, moments: np.ndarray) -> TableSchema:
     numeric = schema.numeric
     if moments.shape != (len(numeric), 4):
         raise FedtailError(f"moments have shape {moments.shape}, the schema has {len(numeric)} numeric columns")
-    rows = {c.name: row for c, row in zip(numeric, moments, strict=True)}
-    columns = []
-    for column in schema.columns:
-        if column.kind == "numeric":
-            count, missing, mean, m2 = rows[column.name]
-            std = float(np.sqrt(m2 / count)) if count else 0.0
-            # A column that does not vary (or nearly so, in floating point) is centred and otherwise left alone.
-            std = std if std > 1e-12 * max(abs(mean), 1e-300) else 1.0
-            column = replace(column, mean=float(mean), std=std, missing=column.missing or bool(missing > 0))
-        columns.append(column)
-    return replace(schema, columns=tuple(columns))
+    fitted = []
+    for column, (count, missing, mean, m2) in zip(numeric, moments, strict=True):
+        std = float(np.sqrt(m2 / count)) if count else 0.0
+        # A column that does not vary (or nearly so, in floating point) is centred and otherwise left alone.
+        std = std if std > 1e-12 * max(abs(mean), 1e-300) else 1.0
+        fitted.append(replace(column, mean=float(mean), std=std, missing=column.missing or bool(missing > 0)))
+    return schema.with_numeric(fitted)
 
 
 def moments_of(
