@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -221,7 +221,12 @@ def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     (which become channels first); labels may be anything sortable."""
     inputs: list[np.ndarray] = []
     labels: list[Any] = []
-    for i, item in enumerate(_items(dataset, name)):
+    counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not counted and not hasattr(dataset, "__iter__"):
+        raise FedtailError(
+            f"{name} is a {type(dataset).__name__}; give a torch Dataset or any sequence of (input, label)"
+        )
+    for i, item in enumerate((dataset[i] for i in range(len(dataset))) if counted else dataset):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise FedtailError(f"{name}: sample {i} is a {type(item).__name__}, not an (input, label) pair")
         x = _array(item[0], name, i)
@@ -235,14 +240,6 @@ def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     if not inputs:
         raise FedtailError(f"{name} has no samples; drop this client")
     return np.stack(inputs), np.array(labels)
-
-
-def _items(dataset: Any, name: str) -> Iterable[Any]:
-    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        return (dataset[i] for i in range(len(dataset)))
-    if hasattr(dataset, "__iter__"):
-        return iter(dataset)
-    raise FedtailError(f"{name} is a {type(dataset).__name__}; give a torch Dataset or any sequence of (input, label)")
 
 
 def _array(value: Any, name: str, i: int) -> np.ndarray:

@@ -83,8 +83,6 @@ def read_table(
     }
     try:
         frame = _parsed(source, options)
-        if frame is None:
-            raise _ragged_error(source)
         padded = _padded_codes(source, frame, options)
         frame[padded.columns] = padded
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
@@ -97,23 +95,23 @@ def read_table(
     return Table(frame.drop(columns=list(left_out)), notes, table_name(path), left_out)
 
 
-def _parsed(source: Source, options: dict[str, Any]) -> pd.DataFrame | None:
-    """The table as pandas reads it, or None where some rows are not of the right length.
+def _parsed(source: Source, options: dict[str, Any]) -> pd.DataFrame:
+    """The table as pandas reads it, whose rows must all be of the right length.
 
-    pandas stops at a row that is too long, and fills up one that is too short: only where the last column has gaps can
-    there be one.
+    pandas takes the surplus of a first row for an index, stops at a later row that is too long, and fills up one that
+    is too short: only where the last column has gaps can there be one.
     """
-    if len(next(source.records())[1]) != source.n_fields:  # pandas would take the surplus for an index
-        return None
+    if len(next(source.records())[1]) != source.n_fields:
+        raise _ragged_error(source)
     with open_bytes(source.path) as raw:
         try:
             frame = pd.read_csv(raw, header=0, sep=source.delimiter, encoding=source.encoding, **options)
         except pd.errors.ParserError:
             if source.ragged(1):
-                return None
+                raise _ragged_error(source) from None
             raise
-    if frame.empty or frame.iloc[:, -1].hasnans:
-        return None if source.ragged(1) else frame
+    if (frame.empty or frame.iloc[:, -1].hasnans) and source.ragged(1):
+        raise _ragged_error(source)
     return frame
 
 
