@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,10 +74,9 @@ def seeds(title: str, rows: Sequence[tuple[str, int, Mapping[str, float]]], labe
     rows = [one for one in rows if one[2]]
     means = [float(np.mean(list(values.values()))) for _, _, values in rows]
     series = [
-        Series(name, c, np.where(np.arange(len(rows)) == i, means[i], np.nan), each=[{}] * i + [dict(values)])
-        for i, (name, c, values) in enumerate(rows)
+        Series(name, c, np.where(own, means, np.nan), each=[values if here else {} for here in own])
+        for own, (name, c, values) in zip(np.eye(len(rows), dtype=bool), rows, strict=True)
     ]
-    series = [replace(s, each=[*s.each, *[{}] * (len(rows) - len(s.each))]) for s in series]
     return Rows(
         title,
         [one[0] for one in rows],

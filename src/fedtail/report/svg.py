@@ -61,13 +61,13 @@ class Scale:
         return [self.low, self.high, self.start, self.stop]
 
 
-def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Return round numbers around [low, high], about ``count`` of them.
+def ticks(low: float, high: float) -> list[float]:
+    """Return about six round numbers around [low, high].
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
-    values = MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(low, high)
+    values = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)
     return [round(float(v), 12) + 0.0 for v in values]
 
 

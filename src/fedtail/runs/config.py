@@ -63,7 +63,9 @@ def load_config(
             raise retired(key, value)
         set_key(raw, key, value)
     config = check_config(raw)
-    config = with_suggestions(config, raw) if suggest and not complete else config
+    if suggest and not complete:
+        validates = config.data.validation != 0
+        config = changed(config, suggestions(config.data.name, config, flatten(raw), validates=validates))
     check_fixed(config, {**({} if everything else flatten(raw)), **given})
     check_effects(config, given)
     check_effects(config, written, given)
@@ -77,12 +79,6 @@ def _follow_optimizer(raw: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         before = str(local.get("optimizer", "sgd"))
         if given["local.optimizer"] != before and local.get("lr") == LOCAL_LR.get(before):
             del local["lr"]
-
-
-def with_suggestions(config: Settings, raw: Mapping[str, Any]) -> Settings:
-    """The config with what its data suggests for keys that ``raw`` does not name."""
-    validates = config.data.validation != 0
-    return changed(config, suggestions(config.data.name, config, flatten(raw), validates=validates))
 
 
 def suggestions(data: str, config: Settings, given: Container[str], *, validates: bool) -> dict[str, Any]:

@@ -61,7 +61,10 @@ def measure_yardsticks(
 ) -> Iterator[Yardstick]:
     """The yardsticks of one federated run, all or of some kinds, those on file without being measured again."""
     files = {kind: base / FOLDER / f"{kind}-{run.folder.name}.json" for kind in kinds or MEASURED}
-    setup = None if all(path.is_file() for path in files.values()) else set_up(settings, run)
+    setup = None
+    if not all(path.is_file() for path in files.values()):  # the data are loaded and split once for all of them
+        raw = build_federation(settings)
+        setup = Setup(settings, run, raw, prepare(raw, settings))
     for kind, path in files.items():
         if path.is_file():
             yield load_yardstick(path)
@@ -82,12 +85,6 @@ def measure_yardsticks(
         )
         yardstick.save(path)
         yield yardstick
-
-
-def set_up(settings: Settings, run: RunRecord) -> Setup:
-    """Load and split the data of a run once for all its yardsticks."""
-    raw = build_federation(settings)
-    return Setup(settings=settings, run=run, raw=raw, ready=prepare(raw, settings))
 
 
 def alone(setup: Setup) -> Measured:
