@@ -414,8 +414,7 @@ def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     return out
 
 
-Effect = tuple[tuple[str, ...], str, tuple[Any, ...]]
-EFFECTS: tuple[Effect, ...] = (
+EFFECTS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("data.alpha",), "data.partition", ("auto", "dirichlet")),
     (("data.min_samples",), "data.partition", ("auto", "dirichlet")),
     (("server.lr",), "server.optimizer", ("momentum", "adam", "yogi", "adagrad", "auto")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -122,6 +122,9 @@ class Simulator(Scoring):
 
     def load_state(self, state: dict[int, Tensors]) -> None:
         self.client_states = {k: {n: t.to(self.device) for n, t in v.items()} for k, v in state.items()}
+
+    def info(self) -> dict[str, Any]:
+        return {"engine": "simulator", "path": self.path, "reason": self.reason, "device": str(self.device)}
 
     def _prepared(self, model: FlatModel, task: Task, row: int) -> list[PreparedRun]:
         """A client's local runs before their first step."""

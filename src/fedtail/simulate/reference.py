@@ -91,13 +91,7 @@ class ReferenceSimulator(Simulator):
         return self._map(logits, split.parts(), len(split) * self.sample_flops)
 
     def info(self) -> dict[str, Any]:
-        return {
-            "engine": "simulator",
-            "path": self.path,
-            "reason": self.reason,
-            "device": str(self.device),
-            **self.pool.info(),
-        }
+        return {**super().info(), **self.pool.info()}
 
     def close(self) -> None:
         self._pending.clear()

@@ -97,7 +97,6 @@ class FunctionalKernel:
     def __init__(self, module: nn.Module) -> None:
         self.module, self.answering = copy.deepcopy(module).train(), copy.deepcopy(module).eval()
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.n_params = sum(s.numel() for s in self.shapes.values())
 
     def logits(self, x: Tensor, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
         """(B, C) logits of one model (d,) on one batch."""

@@ -48,7 +48,6 @@ class ChunkedKernel:
         """``chunk``: samples in one (default: what fits the cache)."""
         self.module = copy.deepcopy(module).train()
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.n_params = sum(s.numel() for s in self.shapes.values())
         self.chunk = chunk or max(1, CHUNK_BYTES // max(4 * _widest(self.module, input_shape), 1))
         self.spread: Spread[Any, Any] = lambda work, pieces: [work(0, piece) for piece in pieces]
         """How chunks are shared; the simulator sets it."""

@@ -22,15 +22,6 @@ class Network:
     layers: tuple[Layer, ...]
 
     @property
-    def n_params(self) -> int:
-        return sum(math.prod(s) for layer in self.layers for s in layer.shapes)
-
-    @property
-    def values(self) -> int:
-        """How many values a sample's activations have, in all layers."""
-        return sum(math.prod(layer.out) for layer in self.layers)
-
-    @property
     def along_sequences(self) -> bool:
         """Whether it convolves or is recurrent."""
         return any(getattr(layer, "along_sequence", False) for layer in self.layers)
@@ -69,21 +60,15 @@ class Network:
             return inputs.flatten(2).transpose(1, 2)
         return inputs.movedim(1, -1).contiguous()
 
-    @property
-    def leading_linear(self) -> int | None:
-        """Position of a linear layer that sees the inputs themselves."""
-        first = next(i for i, layer in enumerate(self.layers) if not isinstance(layer, Reshape))
-        return first if isinstance(self.layers[first], Linear) else None
-
     def affine_logits(self, base: Tensor, directions: Tensor, patterns: Tensor, inputs: Tensor) -> Tensor:
         """(c, C, B) logits of the models base + patterns @ directions on the same inputs (B, ...).
 
-        The first layer is linear in its parameters, so its output is combined from A + 1 products instead of being
-        computed c times; it holds most of a small network's work.
+        A linear layer that sees the inputs is linear in its parameters, so its output is combined from A + 1 products
+        instead of being computed c times; it holds most of a small network's work.
         """
         models = base + patterns @ directions
-        first = self.leading_linear
-        if first is None:
+        first = next(i for i, layer in enumerate(self.layers) if not isinstance(layer, Reshape))
+        if not isinstance(self.layers[first], Linear):
             return self.answers(models, inputs.expand(len(models), *inputs.shape))
         a = inputs.reshape(1, inputs.shape[0], -1).transpose(1, 2).expand(len(directions) + 1, -1, -1)
         parts = self.layers[first].forward(self.parameters(torch.cat([base.unsqueeze(0), directions]))[first], a)[0]

@@ -196,11 +196,7 @@ class BatchedSimulator(ReferenceSimulator):
     def info(self) -> dict[str, Any]:
         notes = self.programs.notes()
         return {
-            "engine": "simulator",
-            "path": self.path,
-            "reason": self.reason,
-            "device": "cpu",
-            **self.pool.info(),
+            **super().info(),
             "kernel": type(self.kernel).__name__,
             "shard": self.shard,
             **({"padding": round(self.padding["samples"], 4)} if self.padding else {}),

@@ -22,9 +22,6 @@ from fedtail.simulate.batched.layers import Window
 class Kernel(Protocol):
     """Forward and backward passes of n models, each on its own batch."""
 
-    @property
-    def n_params(self) -> int: ...
-
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         ...

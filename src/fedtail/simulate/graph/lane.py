@@ -10,7 +10,7 @@ is filled up to the next multiple of ``grain`` with samples of weight zero, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -144,14 +144,10 @@ class Lane:
             return 0
         missing = sorted(shapes - self.graphs.keys(), key=lambda v: (-sum(v), v))
         for shape in missing:
-            self.graphs[shape] = self._record(partial(self.step, shape), shape)
+            rehearsals = 0 if shape in self.shared.warm else 2
+            self.graphs[shape] = self.recorder.record(partial(self.step, shape), self._rewind, rehearsals)
+            self.shared.warm.add(shape)
         return len(missing)
-
-    def _record(self, work: Callable[[], None], shape: Sizes) -> torch.cuda.CUDAGraph:
-        warm = self.shared.warm
-        graph = self.recorder.record(work, self._rewind, 0 if shape in warm else 2)
-        warm.add(shape)
-        return graph
 
     def _rewind(self) -> None:
         self.cursor.zero_()

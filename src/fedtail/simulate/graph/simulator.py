@@ -249,10 +249,7 @@ class GraphSimulator(Simulator):
 
     def info(self) -> dict[str, Any]:
         return {
-            "engine": "simulator",
-            "path": self.path,
-            "reason": self.reason,
-            "device": str(self.device),
+            **super().info(),
             "precision": self.numerics.precision,
             "fused": self.numerics.fused,
             "kernels": self.network.side.kernels,
