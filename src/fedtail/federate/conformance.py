@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine, Unmeasured
-from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.job import job_of
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.site.prepared import FederationSlice
@@ -35,7 +35,7 @@ from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import assemble
-from fedtail.settings import Settings
+from fedtail.settings import MethodSettings, ModelSettings, Settings
 from fedtail.simulate.workers import one_thread
 
 COUNTS = ((60, 20, 8), (40, 0, 6), (30, 12, 0), (5, 2, 1))
@@ -93,9 +93,9 @@ def _tried(claim: str, test: Callable[[], str]) -> Check:
         return Check(claim, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
-def _settings(method: Method, path: str, workers: int = 1, rounds: int = ROUNDS) -> Settings:
+def _settings(method: Method, path: str, workers: int = 1) -> Settings:
     return Settings.of(
-        rounds=rounds,
+        rounds=ROUNDS,
         optimizer=method.traits.optimizer,
         lr=0.005 if method.traits.optimizer == "adam" else 0.05,
         schedule="constant",
@@ -112,9 +112,11 @@ def _problem(method: Method, federation: Federation, settings: Settings, rates: 
     return assemble(federation, module, method, RATES.build(rates, federation.n_clients, **options), settings)
 
 
-def _train(method: Method, federation: Federation, path: str = "reference", workers: int = 1) -> State:
+def _train(
+    method: Method, federation: Federation, path: str = "reference", workers: int = 1, rates: str = "uniform"
+) -> State:
     settings = _settings(method, path, workers)
-    problem = _problem(method, federation, settings)
+    problem = _problem(method, federation, settings, rates)
     return train_rounds(problem, settings, problem.begin())
 
 
@@ -174,29 +176,20 @@ def _agrees(method: Method, federation: Federation, path: str) -> str:
 
 
 def _searches(method: Method, federation: Federation) -> str:
-    settings = _settings(method, "reference", rounds=3)
-    problem = _problem(method, federation, settings, "fedhoo")
-    state = train_rounds(problem, settings, problem.begin())
-    return "" if bool(torch.isfinite(state.x).all()) else "the model is not finite"
+    x = _train(method, federation, rates="fedhoo").x
+    return "" if bool(torch.isfinite(x).all()) else "the model is not finite"
 
 
 def _federates(method: Method, federation: Federation) -> str:
     if method.traits.needs_auxiliary:
         return ""  # refused there in one line: a real server has no auxiliary set
     settings = _settings(method, "reference")
-    job = Job(
-        run="check",
-        model="mlp",
-        input_shape=federation.input_shape,
-        classes=federation.classes,
-        method=method.name,
-        rounds=ROUNDS,
-        model_options={**HIDDEN, "classifier": method.traits.classifier},
-        method_options=method.config(),
-        local=settings.local,
-        seed=settings.run.seed,
-        transform=federation.transform,
-    )
+    named = {
+        "method": MethodSettings(name=method.name, **method.config()),
+        "model": ModelSettings(name="mlp", **HIDDEN),
+    }
+    schema = FederationSlice(federation, 0).schema()
+    job = job_of(settings.model_copy(update=named), schema, "check", "in-process")
     policy = Policy(code=(method.name,) if is_own(method.name) else ())
     sites = {k: Site(f"site {k}", FederationSlice(federation, k), policy).handle for k in range(federation.n_clients)}
     engine = RemoteEngine(InProcess(sites), job, federation.sizes, test=federation.test)
