@@ -22,13 +22,6 @@ RUN_LOCK = "run.lock"
 """Locked by the process that trains for as long as it lives, beside ``run.json``."""
 
 
-def headline(record: dict[str, Any]) -> dict[str, float]:
-    """Return a round's training loss and, where it was evaluated, accuracy: what one watches."""
-    metrics = record.get("test") or record.get("validation") or {}
-    found = {"loss": record.get("train_loss"), "accuracy": metrics.get("accuracy")}
-    return {name: round(float(v), 4) for name, v in found.items() if v is not None and math.isfinite(v)}
-
-
 def follow(
     read: Callable[[], Mapping[str, Any]],
     tell: Callable[[dict[str, Any]], None],
@@ -82,7 +75,10 @@ class Status:
         errors = [*self.now["errors"], *({"round": record["round"], **f} for f in faults)][-LAST_ERRORS:]
         found = influence_of(state.history, len(self.now["sites"])) if "influence" in record else {}
         outliers = {str(k): found["flagged"][k] + found["refused"][k] for k in found.get("outliers", [])}
-        self.write(round=state.round, seconds=round(seconds, 2), errors=errors, outliers=outliers, **headline(record))
+        metrics = record.get("test") or record.get("validation") or {}
+        watched = {"loss": record.get("train_loss"), "accuracy": metrics.get("accuracy")}
+        known = {name: round(float(v), 4) for name, v in watched.items() if v is not None and math.isfinite(v)}
+        self.write(round=state.round, seconds=round(seconds, 2), errors=errors, outliers=outliers, **known)
 
     def waiting(self, line: str) -> None:
         """Note whom the run waits for and why; nothing once it goes on."""
