@@ -158,7 +158,7 @@ def check_document(told: Any) -> None:
     if told["fedtail"] != VERSION:
         raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
     if wrong := [name for name, kind in form.items() if not isinstance(told[name], kind)]:
-        raise AgreementError(f"a document whose {wrong[0]} is no {form[wrong[0]].__name__}")
+        raise AgreementError(f"a document of another form: its {wrong[0]} is no {form[wrong[0]].__name__}")
     if form is QUESTION:
         if told["what"] not in WHATS:
             raise AgreementError("a question of another form; install the same fedtail everywhere")
