@@ -31,10 +31,10 @@ from fedtail.settings import RETIRED, Settings
 
 LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
-FREE_THEN = ("deploy.wait", "deploy.memory_mb", "deploy.metrics_port", "run.trackers")
+FREE_THEN = ("deploy.wait", "deploy.memory_mb", "deploy.metrics_port", "run.trackers", "data.bad_rows")
 FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items() if key not in FREE_THEN}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
-LATER: dict[str, Any] = {"deploy.trust": "server", "decision.confidence": 0.9}
+LATER: dict[str, Any] = {"deploy.trust": "server", "deploy.after": "", "decision.confidence": 0.9}
 """Settings that came later -> the value that means what there was before, which digests leave out."""
 
 
