@@ -82,6 +82,12 @@ def make_federation(kind: str) -> Federation:
     )  # fmt: skip
 
 
+def with_large_site(kind: str) -> Federation:
+    """One client has 4,096 samples, so that a batch of so many is one."""
+    federation = make_federation(kind)
+    return replace(federation, train=(np.resize(federation.train[0], 4096), *federation.train[1:]))
+
+
 def both(
     kind: str, method: Method, settings: Settings, capture_after: float = math.inf
 ) -> tuple[ReferenceSimulator, BatchedSimulator]:
@@ -377,9 +383,7 @@ def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> No
     ],
 )
 def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(module: nn.Module, reason: str) -> None:
-    federation = make_federation("mlp")
-    large = replace(federation, train=(np.resize(federation.train[0], 4096), *federation.train[1:]))
-    engine = simulator(large, module, METHODS.build("fedavg"), Settings.of(batch_size=4096))
+    engine = simulator(with_large_site("mlp"), module, METHODS.build("fedavg"), Settings.of(batch_size=4096))
     assert engine.info()["path"] == "reference"
     assert reason in engine.info()["reason"]
 
@@ -387,7 +391,7 @@ def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(m
 def test_convolutions_run_side_by_side_only_where_that_is_faster() -> None:
     """One model at a time is ahead from about 5e6 operations a batch on (measured)."""
     for batch, path in ((8, "batched"), (4096, "reference")):
-        engine = simulator(make_federation("cnn"), make_module("cnn"), FedAvg(), Settings.of(batch_size=batch))
+        engine = simulator(with_large_site("cnn"), make_module("cnn"), FedAvg(), Settings.of(batch_size=batch))
         assert engine.info()["path"] == path, engine.info()
 
 
