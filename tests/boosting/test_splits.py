@@ -92,6 +92,16 @@ def test_a_node_without_anything_to_gain_is_a_leaf() -> None:
     assert Finder(bins, fields, 1, range(len(bins.columns))).best(packed_sums(rows, bins, fields)) == [None]
 
 
+@pytest.mark.parametrize("few", [np.arange(50) < 2, np.arange(50) >= 48], ids=["left", "right"])
+def test_neither_child_has_fewer_rows_than_a_leaf_may(few: np.ndarray) -> None:
+    bins = Bins((Column("number", 0),), ((0.0,),), ((),))
+    for side in (few, ~few):  # the class follows the only cut, so that all there is to gain lies there
+        rows = Rows(side[None].astype(np.uint8), few.astype(np.int64), np.zeros(1))
+        fields = Fields.of(50, 100.0)
+        assert Finder(bins, fields, 3, range(1)).best(packed_sums(rows, bins, fields)) == [None]
+        assert Finder(bins, fields, 2, range(1)).best(packed_sums(rows, bins, fields)) != [None]
+
+
 @pytest.mark.parametrize("n", [1, 100, 65_534, 65_535, 70_000, 1_000_000, 8_000_000])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_no_field_runs_over_into_the_next_whatever_rows_weigh(n: int, sign: float) -> None:
