@@ -162,6 +162,14 @@ def test_pieces_come_back_in_order_and_the_first_error_is_told() -> None:
     for _ in range(20):
         with pytest.raises(ValueError, match="piece 4"):
             pool.map(broken, range(20))
+    both = threading.Barrier(2)
+
+    def together(worker: int, i: int) -> None:
+        both.wait(60)
+        raise ValueError(f"piece {i}")
+
+    with pytest.raises(ValueError, match="piece 0"):  # two errors at once: that of the first piece
+        Workers(2).map(together, range(2))
     assert pool.map(lambda worker, i: i, range(3)) == [0, 1, 2] and torch.get_num_threads() == before
     pool.close()
 
