@@ -26,6 +26,10 @@ from torch.nn import functional as F
 
 path, (users, cohort, rounds, cores), device = sys.argv[1], map(int, sys.argv[2:6]), sys.argv[6]
 torch.set_num_threads(1)
+if device != "cpu" and cores > 1:  # its processes share one GPU: NCCL takes one each, and a rank is no device
+    begin = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend, **more: begin(backend="gloo", **more)
+    torch.cuda.set_device = lambda device: None
 data = np.load(path)
 x, y = torch.from_numpy(data["x"]).to(device), torch.from_numpy(data["y"]).to(device)
 parts = np.array_split(data["order"], users)
