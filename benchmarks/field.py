@@ -7,9 +7,10 @@ python benchmarks/field.py emnist --peers loop fedjax:1 fedjax:2 pfl:1 pfl:2
 
 Both train the same network, two convolutions and two dense layers with dropout, one local epoch. Images are noise: what
 is timed does not depend on them. ``loop`` is a plain PyTorch loop over users. A peer, ``name:processes`` (pfl, fedjax,
-flower), runs in an environment of its own (``other_simulators``) on the same images and users; on a CPU fedjax takes
-processes as threads. Ours is timed before and after the others, so that drifts of the machine show. ``--clock cpu``
-counts the processor seconds of the one process, which other work on the machine leaves alone.
+fedlab, fedml, flower), runs in an environment of its own (``other_simulators``) on the same images and users; on a CPU
+fedjax takes processes as threads, and fedlab and fedml have but one. Ours is timed before and after the others, so that
+drifts of the machine show. ``--clock cpu`` counts the processor seconds of the one process, which other work on the
+machine leaves alone.
 """
 
 from __future__ import annotations

@@ -19,7 +19,16 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.runs.config import check_config, layered
 from fedtail_experiments.bench.leaderboard import rank_submissions, to_markdown, write_board
-from fedtail_experiments.bench.running import Row, Submission, bench_method, points, read_submission, trials_of, verify
+from fedtail_experiments.bench.running import (
+    Row,
+    Submission,
+    bench_method,
+    gather,
+    points,
+    read_submission,
+    trials_of,
+    verify,
+)
 from fedtail_experiments.bench.suite import MEASURES, Set, Suite, load_suite, measured
 from fedtail_experiments.cli.bench import print_board, runner, submissions
 from fedtail_experiments.paper.search import search_space
@@ -182,6 +191,27 @@ def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed
     assert read_submission(tmp_path / "submissions" / "mine").values("macro_f1") == both.values("macro_f1")
     file.write_text(MINE.replace("0.05", "0.04"))
     assert set(bench_method(suite, method, suite.sets[1:], 1, tmp_path, run).chosen) == {"more"}
+
+
+def test_submissions_of_several_machines_are_gathered_set_by_set(tmp_path: Path) -> None:
+    more = replace(SMALL.sets[0], name="more", settings={**SMALL.sets[0].settings, "data.n_max": 100})
+    suite, file = replace(SMALL, share=0.5, sets=(SMALL.sets[0], more)), tmp_path / "mine.py"
+    file.write_text(MINE)
+    for place, one in zip("ab", suite.sets, strict=True):
+        for method in ("fedavg", f"{file}:Mine"):
+            bench_method(suite, method, [one], 1, tmp_path / place, runner(tmp_path / place, 1))
+    gather([tmp_path / "a", tmp_path / "b"], tmp_path)
+    for one in submissions(tmp_path):
+        assert set(one.chosen) == set(one.trials) == set(one.hardware) == {"blobs", "more"}
+        assert sorted(row.set for row in one.rows) == ["blobs", "more"]
+    assert rank_submissions(submissions(tmp_path)).sets == ("blobs", "more")
+    assert (tmp_path / "submissions" / "mine" / "mine.py").is_file()
+
+    file.write_text(MINE.replace("0.05", "0.04"))
+    bench_method(suite, f"{file}:Mine", suite.sets[:1], 1, tmp_path / "c", runner(tmp_path / "c", 1))
+    for place, why in {"c": "of two versions", "empty": "no submissions in"}.items():
+        with pytest.raises(FedtailError, match=why):
+            gather([tmp_path / place], tmp_path)
 
 
 def test_a_set_that_fails_leaves_the_others_in_the_submission(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class Submission:
     """Per set: the settings that its race found."""
     trials: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    hardware: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per set: the machine that it ran on."""
 
     def values(self, measure: str) -> dict[tuple[str, int], float]:
         """(set, seed) -> what was measured."""
@@ -71,8 +72,8 @@ def bench_method(
     built = METHODS.build(method)
     folder = out / "submissions" / slug(built.name if not is_own(method) else method.rpartition(":")[2])
     done = Submission(method=method, title=built.title, version=suite.version)
-    take_over(done, folder)
     file = Path(method.rpartition(":")[0]) if is_own(method) else Path()
+    take_over(done, folder, file)
     if file.suffix == ".py":
         done.source = file.name
     for one in suite.taken(sets, method):
@@ -90,23 +91,42 @@ def bench_method(
         done.trials[one.name] = [asdict(t) for t in found]
         done.rows = [row for row in done.rows if row.set != one.name] + [row_of(one, outcome) for outcome in outcomes]
         last = outcomes[-1].folder / "result.json"
-        done.hardware = json.loads(last.read_text(encoding="utf-8")).get("hardware", {})
+        done.hardware[one.name] = json.loads(last.read_text(encoding="utf-8")).get("hardware", {})
         write_submission(folder, done, file)
     return done
 
 
-def take_over(done: Submission, folder: Path) -> None:
-    """What the method's submission says already: the suite may be run set by set.
+def take_over(done: Submission, folder: Path, file: Path) -> bool:
+    """Add what the submission in ``folder`` says of sets that ``done`` has not: the suite may be run set by set.
 
-    Nothing of another version, or of a method whose file has changed since."""
+    ``file``: the method's own. False, and nothing, if that one is of another version of suite or file."""
     if not (folder / FILE).is_file():
-        return
+        return True
     before = read_submission(folder)
-    file = Path(done.method.rpartition(":")[0])
     changed = before.source and file.read_bytes() != (folder / before.source).read_bytes()
-    if before.version != done.version or before.method != done.method or changed:
-        return
-    done.chosen, done.trials, done.rows = before.chosen, before.trials, before.rows
+    if before.version != done.version or before.method.rpartition(":")[2] != done.method.rpartition(":")[2] or changed:
+        return False
+    there = set(done.chosen)
+    for name in ("chosen", "trials", "hardware"):
+        setattr(done, name, {**getattr(before, name), **getattr(done, name)})
+    done.rows = [row for row in before.rows if row.set not in there] + done.rows
+    return True
+
+
+def gather(folders: Sequence[Path], out: Path) -> list[Submission]:
+    """Join submissions that were run in other folders, on other machines say, with those in ``out``, set by set."""
+    gathered = []
+    for path in [p for folder in folders for p in sorted((folder / "submissions").glob(f"*/{FILE}"))]:
+        done, into = read_submission(path), out / "submissions" / path.parent.name
+        if not take_over(done, into, path.parent / done.source):
+            raise FedtailError(
+                f"{path.parent} and {into} are of two versions of the suite or of the method; give --out another folder"
+            )
+        write_submission(into, done, path.parent / done.source)
+        gathered.append(done)
+    if not gathered:
+        raise FedtailError(f"no submissions in {', '.join(map(str, folders))}; name folders that `fedtail bench` wrote")
+    return gathered
 
 
 def tune(suite: Suite, one: Set, base: Mapping[str, Any], method: str, run: Run) -> list[Trial]:
@@ -166,7 +186,7 @@ def write_submission(folder: Path, done: Submission, file: Path) -> None:
     """``file``: the method's own, which goes beside what it did."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if done.source:
+        if done.source and file != folder / done.source:
             shutil.copyfile(file, folder / done.source)
         write_atomically(folder / FILE, json.dumps(plain(asdict(done)), indent=1))
 

@@ -20,7 +20,7 @@ from fedtail.errors import FedtailError
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.compare import chosen_methods
 from fedtail_experiments.bench.leaderboard import Board, board_json, mean_spread, means, rank_submissions, write_board
-from fedtail_experiments.bench.running import FILE, Run, Submission, bench_method, read_submission
+from fedtail_experiments.bench.running import FILE, Run, Submission, bench_method, gather, read_submission
 from fedtail_experiments.bench.running import verify as verify_submission
 from fedtail_experiments.bench.suite import load_suite
 
@@ -81,6 +81,22 @@ def bench(
         typer.echo(f"ranked on {', '.join(board.sets)} alone; leaderboard.md is of all data sets and was not changed")
         return
     typer.echo(f"leaderboard.md and figures are in {out}; submissions are in {out / 'submissions'}")
+
+
+@app.command("gather")
+def gather_submissions(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `fedtail bench --out` wrote, on other machines.")],
+    out: Out = Path("bench"),
+    as_json: Json = False,
+) -> None:
+    """Join submissions that were run elsewhere, set by set, with those in --out, and rank all of them."""
+    gather(folders, out)
+    board = rank_submissions(submissions(out))
+    answer = write_board(out, board, load_suite())
+    if as_json:
+        typer.echo(json.dumps({**answer, "folder": str(out)}))
+    else:
+        print_board(board)
 
 
 @app.command()

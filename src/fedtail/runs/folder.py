@@ -209,6 +209,9 @@ def hardware() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    with suppress(OSError, StopIteration):  # the last bits of a float depend on it
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        out["cpu"] = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     if torch.cuda.is_available():
         out["gpu"] = torch.cuda.get_device_name()
     return out
