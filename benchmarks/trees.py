@@ -47,6 +47,7 @@ from fedtail.boosting.predictor import Plan
 from fedtail.core.totals import LocalTotals
 from fedtail.data import Federation, partition
 from fedtail.data.sources import data_root
+from fedtail.methods.trees import Trees
 from fedtail.runs.build import build_federation
 from fedtail.runs.config import changed, load_config
 from fedtail.runs.execution import run
@@ -55,7 +56,7 @@ from fedtail.settings import Settings
 from table_models import ASIDE, CHOOSE, as_table
 
 POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
-OPTIONS: dict[str, Any] = {"rounds": 200, "patience": 20, "column_share": 0.7}
+OPTIONS: dict[str, Any] = {"rounds": 200, "patience": 20}
 CONSTANTS = {name: value for name, value in vars(splits).items() if name.isupper()}
 LARGEST = ("chemistry", "degrees", "origins")
 """Tables that take too long to judge by."""
@@ -111,7 +112,8 @@ def trees(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     sent: list[int] = []
     began = time.process_time()
     ask = asking(LocalTotals(1), {0: Site(train, held)})
-    plan = Plan(columns, n_classes, seed=seed, **options)
+    rounds, patience = options.pop("rounds"), options.pop("patience")
+    plan = Plan(columns, n_classes, rounds, Trees(**options), seed, patience)
     forest = boost(plan, lambda question: (sent.append(question.size), ask(question))[1])
     cpu = time.process_time() - began
     forest = forest if last else forest.first(best_round(forest))
@@ -368,7 +370,7 @@ def speed() -> None:
     ):
         x = rng.normal(size=(n, f)).astype(np.float32)
         y = (np.tanh(x[:, :8] @ rng.normal(size=(8, c))) * 2 + rng.gumbel(size=(n, c))).argmax(1)
-        plan = Plan(tuple(Column(f"{i}", i) for i in range(f)), c, rounds, depth=6)
+        plan = Plan(tuple(Column(f"{i}", i) for i in range(f)), c, rounds, Trees(depth=6, column_share=1.0))
         values, none = read_columns(x, plan.columns), (np.zeros((f, 0), np.float32), np.zeros(0, np.int64))
         times: list[list[float]] = [[], []]
         for _ in range(3):
@@ -392,7 +394,9 @@ def main() -> None:
     parser.add_argument("--tables", default="judge", help="choose, judge, or names")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument(
-        "--grid", default="[{}]", help="options of Plan, CONSTANTS of splits and select=last, as a list of JSON objects"
+        "--grid",
+        default="[{}]",
+        help="options of trees, rounds, patience, CONSTANTS of splits and select=last, as a list of JSON objects",
     )
     parser.add_argument("--fit", default="[]", help="keywords of fedtail.fit, as a list of JSON objects")
     parser.add_argument("--no-pooled", action="store_true")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from fedtail.boosting.bins import Column, read_columns
 from fedtail.boosting.grower import Site, asking, boost
 from fedtail.boosting.predictor import Forest, Plan
 from fedtail.core.totals import LocalTotals
+from fedtail.methods.trees import Trees
 
 COLUMNS = (Column("a", 0), Column("b", 1), Column("kind", 2, levels=5, missing=7), Column("c", 8, missing=9))
 
@@ -30,9 +31,11 @@ def table(seed: int = 0, n: int = 400, n_classes: int = 3) -> tuple[np.ndarray, 
     return x, np.searchsorted(edges, score)
 
 
-def a_plan(**more: object) -> Plan:
-    plan = Plan(COLUMNS, n_classes=3, rounds=4, lr=0.3, leaves=8, depth=4, bins=16, least_rows=5)
-    return replace(plan, **more)  # type: ignore[arg-type]
+SMALL: dict[str, Any] = {"lr": 0.3, "leaves": 8, "depth": 4, "bins": 16, "column_share": 1.0}
+
+
+def a_plan(n_classes: int = 3, rounds: int = 4, seed: int = 0, patience: int = 0, **options: Any) -> Plan:
+    return Plan(COLUMNS, n_classes, rounds, Trees(**{**SMALL, **options}), seed, patience)
 
 
 def grown(

@@ -9,6 +9,7 @@ from fedtail.boosting.bins import Column, read_columns
 from fedtail.boosting.grower import Level, Question, Site, asking, best_round, boost, lowest_round
 from fedtail.boosting.predictor import Forest, Plan
 from fedtail.core.totals import LocalTotals
+from fedtail.methods.trees import Trees
 from tests.boosting.growing import a_plan, grown, same, table
 
 
@@ -138,7 +139,7 @@ def test_forests_are_as_good_as_those_of_scikit_learn() -> None:
     x = rng.normal(size=(3000, 8)).astype(np.float32)
     z = np.tanh(x[:, :4] @ rng.normal(size=(4, 3))) * 2 + x[:, :3] * x[:, 1:4]
     y = (z + rng.gumbel(size=z.shape)).argmax(1)
-    plan = Plan(tuple(Column(f"{i}", i) for i in range(8)), 3, 25, depth=6, power=0.0)
+    plan = Plan(tuple(Column(f"{i}", i) for i in range(8)), 3, 25, Trees(depth=6, power=0.0, column_share=1.0))
     forest, _ = grown(x[:2000], y[:2000], [np.arange(2000)], plan)
     logits = forest.logits(forest.scores(forest.start.bins.of(read_columns(x[2000:], plan.columns))))
     other = HistGradientBoostingClassifier(

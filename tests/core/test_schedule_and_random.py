@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from fedtail.core.random import generator, torch_seed
-from fedtail.rounds.search import cosine_rate, round_rate
+from fedtail.rounds.search import round_rate
 
 
 def test_cosine_starts_high_ends_low_and_is_half_way_in_the_middle() -> None:
-    assert cosine_rate(0, 101, 0.4) == pytest.approx(0.4)
-    assert cosine_rate(100, 101, 0.4) == pytest.approx(1e-4)
-    assert cosine_rate(50, 101, 0.4) == pytest.approx((0.4 + 1e-4) / 2)
-    assert cosine_rate(0, 1, 0.4) == 0.4
+    assert round_rate("cosine", 0, 101, 0.4) == pytest.approx(0.4)
+    assert round_rate("cosine", 100, 101, 0.4) == pytest.approx(1e-4)
+    assert round_rate("cosine", 50, 101, 0.4) == pytest.approx((0.4 + 1e-4) / 2)
+    assert round_rate("cosine", 0, 1, 0.4) == 0.4
     assert round_rate("constant", 7, 10, 0.3) == 0.3
 
 

@@ -41,7 +41,7 @@ def tried(it: Race) -> list[float]:
         return it.trials().tolist()
     out = []
     for rival in it.rivals:
-        it.enter(rival)
+        it.rival = rival
         assert it.lr == it.trials().item() and it.ask().shape == (K, 1) and it.patterns() is None
         out.append(it.lr)
     return out
@@ -235,7 +235,7 @@ def test_a_race_compares_by_loss_and_order_and_by_what_is_told_of_them(precision
         "pr_auc": np.array(precision),
     }
     monkeypatch.setattr(search, "_values", lambda *given: {m: values[m] for m in given[4:]})
-    problem: Any = SimpleNamespace(engine=SimpleNamespace(tells_scores=True))
+    problem: Any = SimpleNamespace()
     found, shown = search.race_values(problem, Settings.of(metric="macro_f1"), None, np.arange(2))  # type: ignore[arg-type]
     assert int(np.argmax(found)) == winner
     assert ("pr_auc" in shown) == bool(np.isfinite(precision).all())

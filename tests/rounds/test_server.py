@@ -14,7 +14,8 @@ from fedtail.data import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
 from fedtail.rounds import aggregation as module
-from fedtail.rounds.aggregation import MANY, SMALL, follow_sites, in_force, server_step
+from fedtail.rounds.aggregation import in_force, server_step
+from fedtail.rounds.plan import MANY, SMALL, follow_sites
 from fedtail.settings import SERVER_LR, ServerSettings, Settings
 from tests.conftest import blob_federation
 from tests.methods.federations import problem, train

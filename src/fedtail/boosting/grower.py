@@ -110,21 +110,21 @@ def boost(
 
     ``on_round`` is called after each round; if it returns True, that was the last.
     """
-    if forest is None:
-        forest = begin(plan, ask)
-    for t in range(forest.rounds, plan.rounds):
-        if plan.patience and t - lowest_round(forest) >= plan.patience:
-            break
-        grow(plan, forest, t, ask)
+    if forest is None:  # bins, and what rows weigh
+        start = Start.of(plan, *find_bins(plan.columns, plan.n_classes, plan.method.bins, ask))
+        forest = Forest.begin(start, plan)
+    while not ended(plan, forest):
+        grow(plan, forest, ask)
         forest.checks.append(ask(Check(forest.start)))
         if on_round is not None and on_round(forest):
             break
     return forest
 
 
-def begin(plan: Plan, ask: Ask) -> Forest:
-    """A forest without trees: bins, and what rows weigh."""
-    return Forest.begin(Start.of(plan, *find_bins(plan.columns, plan.n_classes, plan.bins, ask)), plan)
+def ended(plan: Plan, forest: Forest) -> bool:
+    """Whether all rounds are done, or held-out rows have found nothing better for as many as the plan is patient."""
+    done = forest.rounds
+    return done >= plan.rounds or (plan.patience > 0 and done - lowest_round(forest) >= plan.patience)
 
 
 def lowest_round(forest: Forest) -> int:
@@ -148,26 +148,27 @@ def best_round(forest: Forest) -> int:
     return 1 + int(np.flatnonzero(mean <= mean[least] + 0.5 * error)[-1])
 
 
-def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
-    """Add the trees of round t."""
-    start, seen = forest.start, plan.seen(t)
-    finder, trees = Finder(start.bins, start.fields, plan.least_rows, seen), [_Tree() for _ in range(plan.trees)]
+def grow(plan: Plan, forest: Forest, ask: Ask) -> None:
+    """Add the trees of the next round."""
+    start, t, method = forest.start, forest.rounds, plan.method
+    seen, trees = plan.seen(t), [_Tree() for _ in range(plan.trees)]
+    finder = Finder(start.bins, start.fields, method.least_rows, seen)
     bins, roots = finder.bins, tuple(range(plan.trees))
     forest.add_round()
     sums = ask(Level(start, t, seen, roots, roots)).reshape(-1, bins.total)
     nodes = [_Node(k, 0, int(row[: bins.sizes[0]].sum()), row) for k, row in enumerate(sums)]
-    for depth in range(plan.depth):
+    for depth in range(method.depth):
         open_ = [n for n in nodes if n.sums is not None]
         for node, found in zip(open_, finder.best(np.array([n.sums for n in open_])), strict=True):
             node.split = found
-        _limit(nodes, trees, plan.leaves)
+        _limit(nodes, trees, method.leaves)
         parents = [n for n in nodes if n.split is not None]
-        split, children = _children(nodes, trees, forest, finder, t, plan.lr)
+        split, children = _children(nodes, trees, forest, finder, t, method.lr)
         built: list[tuple[int, np.ndarray]] = []
-        for j, parent in enumerate(parents if depth < plan.depth - 1 else []):
+        for j, parent in enumerate(parents if depth < method.depth - 1 else []):
             pair = children[2 * j : 2 * j + 2]
             rows = [start.fields.rows(n.total) for n in pair]
-            if trees[parent.tree].leaves < plan.leaves and max(rows) >= 2 * plan.least_rows:
+            if trees[parent.tree].leaves < method.leaves and max(rows) >= 2 * method.least_rows:
                 assert parent.sums is not None
                 built.append((2 * j + int(rows[1] < rows[0]), parent.sums))  # that of fewer rows; the other is the rest
         asked = tuple(i for i, _ in built)
@@ -178,7 +179,7 @@ def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
         for (i, whole), own in zip(built, sums.reshape(-1, bins.total), strict=True):
             children[i].sums, children[i ^ 1].sums = own, whole - own
     if nodes:
-        ends = _children(nodes, trees, forest, finder, t, plan.lr)[0]
+        ends = _children(nodes, trees, forest, finder, t, method.lr)[0]
         ask(Level(start, t, seen, (), (), ends, tuple(n.tree for n in nodes)))
 
 

@@ -7,26 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.boosting.grower import LOSS_BITS, best_round, boost, lowest_round
+from fedtail.boosting.grower import LOSS_BITS, best_round, boost, ended, lowest_round
 from fedtail.boosting.model import TreesModel
 from fedtail.boosting.predictor import Forest, Plan
-from fedtail.core.metrics import METRICS
-from fedtail.core.totals import total
 from fedtail.methods.trees import Trees
 from fedtail.rounds.loop import RoundHook, train_rounds
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.search import RatesInForce
 from fedtail.rounds.state import Best, Problem, State
-from fedtail.rounds.validation import SITE_METRIC, over_sites
+from fedtail.rounds.validation import validate_model
 from fedtail.settings import Settings
-
-
-def plan_of(method: Trees, settings: Settings, model: TreesModel) -> Plan:
-    """What is agreed before the first sum."""
-    names = ("lr", "leaves", "depth", "bins", "least_rows", "power", "column_share")
-    options: dict[str, Any] = {name: getattr(method, name) for name in names}
-    options |= {"seed": settings.run.seed, "patience": settings.run.patience}
-    return Plan(model.shape.columns, model.shape.n_classes, settings.run.rounds, **options)
 
 
 def run_rounds(
@@ -55,7 +45,8 @@ def train_trees(
     engine: Any = problem.engine
     model: TreesModel = engine.model
     assert isinstance(problem.method, Trees)
-    plan, run = plan_of(problem.method, settings, model), settings.run
+    run, shape = settings.run, model.shape
+    plan = Plan(shape.columns, shape.n_classes, run.rounds, problem.method, run.seed, run.patience)
     in_force, began = RatesInForce(state.history), time.perf_counter()
     pace = Pace(run.rounds, on_progress)
     pace.begin(state.round, 1)
@@ -63,24 +54,24 @@ def train_trees(
     def after(forest: Forest) -> bool:
         nonlocal began
         t = forest.rounds - 1
-        state.round, state.x = forest.rounds, model.shape.pack(forest)
+        state.round, state.x = forest.rounds, shape.pack(forest)
         check = forest.checks[t]
         counts = check[3:].reshape(problem.n_classes, -1)
         weight = forest.start.counts @ forest.start.weights
         record: dict[str, Any] = {
             "round": t,
-            "lr": plan.lr,
+            "lr": plan.method.lr,
             "clients": list(range(engine.n_clients)),
             "train_loss": float(np.ldexp(float(check[0]), -LOSS_BITS) / weight),
             **in_force.record(problem.rates, engine.sizes / engine.sizes.sum(), t),
             "searching": False,
             "refused": [],
         }
-        last = state.round == run.rounds or ending(forest, plan)
+        last = ended(plan, forest)
         if last or state.round % run.evaluate_every == 0:
             record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if counts.sum() and run.validate_every and (last or state.round % run.validate_every == 0):
-            record |= _validation(problem, state, counts, run.metric)
+            record |= validate_model(problem, state.x, run.metric, counts)[0]
             record["validation"]["weighted_loss"] = float(np.ldexp(float(check[1]), -LOSS_BITS) / counts.sum())
         if counts.sum() and (run.select == "best" or run.patience):
             _keep_best(state, forest)
@@ -90,24 +81,9 @@ def train_trees(
         took, began = time.perf_counter() - began, time.perf_counter()
         return on_round is not None and on_round(state, record, took) is True
 
-    forest = model.shape.unpack(state.x)
+    forest = shape.unpack(state.x)
     boost(plan, engine.asking(forest), forest, after)
     return state
-
-
-def ending(forest: Forest, plan: Plan) -> bool:
-    """Whether held-out rows have found nothing better for as many rounds as the plan is patient."""
-    return bool(plan.patience) and forest.rounds - lowest_round(forest) >= plan.patience
-
-
-def _validation(problem: Problem, state: State, counts: np.ndarray, metric: str) -> dict[str, Any]:
-    engine, scores = problem.engine, None
-    if METRICS[metric].needs == "scores":
-        scores = total(found for _, found in engine.scores(state.x, "validation"))
-    parts = engine.confusions(state.x)
-    each = {k: float(problem.metrics(m)[SITE_METRIC]) for k, m in parts.items() if m.sum()}
-    found: dict[str, Any] = {"validation": problem.metrics(counts, scores, list(each.values()) or None)}
-    return found | ({"sites": sites} if (sites := over_sites(each, SITE_METRIC)) else {})
 
 
 def _keep_best(state: State, forest: Forest) -> None:

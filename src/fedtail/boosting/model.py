@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.boosting.bins import Bins, Column, read_columns
-from fedtail.boosting.histograms import Fields
 from fedtail.boosting.predictor import Forest, Start
 from fedtail.models.flat import FlatModel
 
@@ -78,14 +77,8 @@ class Shape:
             return None
         cuts = tuple(tuple(float(v) for v in row[~np.isnan(row)]) for row in found["cuts"])
         kept = tuple(tuple(int(v) for v in row[row >= 0]) for row in found["kept"])
-        start = Start(
-            Bins(self.columns, cuts, kept),
-            found["counts"],
-            found["weights"],
-            found["scores"],
-            Fields.of(int(found["counts"].sum()), float(found["counts"] @ found["weights"])),
-        )
-        trees: dict[str, Any] = {name: found[name] for name in ("column", "child", "left", "value", "gain")}
+        start = Start(Bins(self.columns, cuts, kept), found["counts"], found["weights"], found["scores"])
+        trees: dict[str, Any] = {name: found[name] for name in Forest.parts}
         return Forest(start, checks=list(found["checks"]), **trees).first(int(found["rounds"][0]))
 
     def to_json(self) -> dict[str, Any]:

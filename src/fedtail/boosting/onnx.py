@@ -76,7 +76,7 @@ def _ensemble(forest: Forest) -> dict[str, Any]:
     from onnx import numpy_helper
 
     bins, rounds, trees = forest.start.bins, forest.rounds, forest.column.shape[1]
-    left = np.unpackbits(forest.left, axis=-1, bitorder="little").astype(bool)
+    left = forest.goes_left
     told = defaultdict[str, list[Any]](list)
     target: list[int] = []
     weight: list[float] = []
@@ -86,7 +86,7 @@ def _ensemble(forest: Forest) -> dict[str, Any]:
         for k in range(trees):
             column, child = forest.column[t, k], forest.child[t, k]
             inner = [0, *(int(i) for i in np.flatnonzero(column >= 0) if i)]
-            place = {node: len(told["column"]) + i for i, node in enumerate(inner)}
+            place = {node: len(told["nodes_featureids"]) + i for i, node in enumerate(inner)}
             roots.append(place[0])
             for node in inner:
                 f = int(column[node])
@@ -101,31 +101,26 @@ def _ensemble(forest: Forest) -> dict[str, Any]:
                 elif not alone:
                     last = int(goes[: size - 1].sum()) - 1
                     split = float(np.float32(bins.cuts[f][last])) if last < len(bins.cuts[f]) else np.inf
-                told["column"].append(max(f, 0))
-                told["mode"].append(mode)
-                told["split"].append(split)
-                told["gone"].append(int(goes[size - 1]))
-                for side, step in (("yes", 0), ("no", 1)):
+                told["nodes_featureids"].append(max(f, 0))
+                told["nodes_modes"].append(mode)
+                told["nodes_splits"].append(split)
+                told["nodes_missing_value_tracks_true"].append(int(goes[size - 1]))
+                for side, step in (("true", 0), ("false", 1)):
                     below = node if alone else int(child[node]) + step
                     leaf = alone or column[below] < 0
-                    told[f"{side}_leaf"].append(int(leaf))
-                    told[side].append(len(target) if leaf else place[below])
+                    told[f"nodes_{side}leafs"].append(int(leaf))
+                    told[f"nodes_{side}nodeids"].append(len(target) if leaf else place[below])
                     if leaf:
                         target.append(k)
                         weight.append(float(forest.value[t, k, below]))
     return {
+        **told,
         "aggregate_function": 1,
         "post_transform": 0,
         "n_targets": trees,
         "tree_roots": roots,
-        "nodes_featureids": told["column"],
-        "nodes_modes": numpy_helper.from_array(np.array(told["mode"], dtype=np.uint8)),
-        "nodes_splits": numpy_helper.from_array(np.array(told["split"], dtype=np.float64)),
-        "nodes_missing_value_tracks_true": told["gone"],
-        "nodes_truenodeids": told["yes"],
-        "nodes_falsenodeids": told["no"],
-        "nodes_trueleafs": told["yes_leaf"],
-        "nodes_falseleafs": told["no_leaf"],
+        "nodes_modes": numpy_helper.from_array(np.array(told["nodes_modes"], dtype=np.uint8)),
+        "nodes_splits": numpy_helper.from_array(np.array(told["nodes_splits"], dtype=np.float64)),
         "leaf_targetids": target,
         "leaf_weights": numpy_helper.from_array(np.array(weight)),
         **({"membership_values": numpy_helper.from_array(np.array(members))} if members else {}),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedtail.boosting.bins import Bins, Column
 from fedtail.boosting.histograms import Fields
 from fedtail.core.random import generator
+from fedtail.methods.trees import Trees
 
 LEAF = -1
 CHUNK = 1 << 13
@@ -22,15 +24,7 @@ class Plan:
     columns: tuple[Column, ...]
     n_classes: int
     rounds: int
-    lr: float = 0.1
-    leaves: int = 31
-    depth: int = 8
-    bins: int = 128
-    least_rows: int = 5
-    power: float = 0.5
-    """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
-    column_share: float = 1.0
-    """The share of the columns that the trees of a round may ask for, drawn anew for each round."""
+    method: Trees = field(default_factory=Trees)
     seed: int = 0
     """What columns are drawn with."""
     patience: int = 0
@@ -39,7 +33,7 @@ class Plan:
     def seen(self, t: int) -> tuple[int, ...]:
         """The columns that the trees of round t may ask for."""
         n = len(self.columns)
-        kept = max(min(n, 2), round(self.column_share * n))
+        kept = max(min(n, 2), round(self.method.column_share * n))
         return tuple(sorted(generator(self.seed, "trees/columns", round=t).permutation(n)[:kept].tolist()))
 
     @property
@@ -59,17 +53,19 @@ class Start:
     """(C,) of a row of each class, 1 on average."""
     scores: np.ndarray
     """(K,) before the first tree: the weighted classes' shares."""
-    fields: Fields
 
     @classmethod
     def of(cls, plan: Plan, bins: Bins, counts: np.ndarray) -> Start:
         share = np.maximum(counts, 0.5) / counts.sum()
-        weights = share**-plan.power
+        weights = share**-plan.method.power
         weights *= counts.sum() / (counts * weights).sum()
         score = np.log(share * weights / (share * weights).sum())
         scores = score[1:] - score[:1] if plan.trees == 1 else score - score.mean()
-        fields = Fields.of(int(counts.sum()), float(counts @ weights))
-        return cls(bins, counts, weights, scores, fields)
+        return cls(bins, counts, weights, scores)
+
+    @cached_property
+    def fields(self) -> Fields:
+        return Fields.of(int(self.counts.sum()), float(self.counts @ self.weights))
 
     @property
     def correction(self) -> np.ndarray:
@@ -94,11 +90,12 @@ class Forest:
     """(T, K, M) float32: what a split gained."""
     checks: list[np.ndarray] = field(default_factory=list)
     """What rows have told after each round; see ``Check``."""
+    parts: ClassVar[tuple[str, ...]] = ("column", "child", "left", "value", "gain")
 
     @classmethod
     def begin(cls, start: Start, plan: Plan) -> Forest:
         """One without trees."""
-        shape = (0, plan.trees, 2 * plan.leaves - 1)
+        shape = (0, plan.trees, 2 * plan.method.leaves - 1)
         return cls(
             start,
             column=np.zeros(shape, np.int16),
@@ -114,7 +111,7 @@ class Forest:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The trees by name."""
-        return {name: getattr(self, name) for name in ("column", "child", "left", "value", "gain")}
+        return {name: getattr(self, name) for name in self.parts}
 
     def first(self, rounds: int) -> Forest:
         """The forest of the first rounds."""
@@ -127,11 +124,16 @@ class Forest:
             more = np.full((1, *of.shape[1:]), LEAF if name == "column" else 0, dtype=of.dtype)
             setattr(self, name, np.concatenate([of, more]))
 
+    @property
+    def goes_left(self) -> np.ndarray:
+        """(T, K, M, 256) bool: ``left``, bin by bin."""
+        return np.unpackbits(self.left, axis=-1, bitorder="little").astype(bool)
+
     def scores(self, bins: np.ndarray, first: int = 0, scores: np.ndarray | None = None) -> np.ndarray:
         """(K, N) scores of rows (F, N) uint8, added up round after round as in training."""
         n = bins.shape[1]
         out = np.repeat(self.start.scores[:, None], n, axis=1) if scores is None else scores
-        goes = np.unpackbits(self.left, axis=-1, bitorder="little").astype(bool)
+        goes = self.goes_left
         for start in range(0, n, CHUNK):
             part = np.ascontiguousarray(bins[:, start : start + CHUNK])
             here = np.arange(part.shape[1])
@@ -157,8 +159,7 @@ class Forest:
         """(K, N, F) what each column adds to each score along the paths: with the first scores, ``scores``."""
         f, n = bins.shape
         out = np.zeros((self.column.shape[1], n, f))
-        goes = np.unpackbits(self.left, axis=-1, bitorder="little").astype(bool)
-        rows = np.arange(n)
+        goes, rows = self.goes_left, np.arange(n)
         for t, k in np.ndindex(*self.column.shape[:2]):
             node = np.zeros(n, dtype=np.intp)
             while (inner := np.flatnonzero(self.column[t, k, node] >= 0)).size:
@@ -177,7 +178,6 @@ class Forest:
     def importance(self) -> np.ndarray:
         """(F,) each column's share of all gains."""
         inner = self.column >= 0
-        found = np.bincount(
-            self.column[inner].astype(np.int64), self.gain[inner], minlength=len(self.start.bins.columns)
-        )
+        n = len(self.start.bins.columns)
+        found = np.bincount(self.column[inner].astype(np.int64), self.gain[inner], minlength=n)
         return np.asarray(found / max(found.sum(), 1e-12))

@@ -51,6 +51,11 @@ class Evidence:
         return ratio(self.hit, self.support, np.nan)
 
     @property
+    def precision(self) -> np.ndarray:
+        """(..., C); 0 where undefined."""
+        return ratio(self.hit, self.predicted, 0.0)
+
+    @property
     def f1(self) -> np.ndarray:
         """(..., C); 0 where undefined."""
         return ratio(2 * self.hit, self.support + self.predicted, 0.0)
@@ -60,17 +65,6 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) 
     """(C, C) counts; row = true class, column = predicted class."""
     y, z = np.asarray(labels, dtype=np.int64), np.asarray(predictions, dtype=np.int64)
     return np.bincount(y * n_classes + z, minlength=n_classes * n_classes).reshape(n_classes, n_classes)
-
-
-def per_class(confusion: ArrayLike) -> dict[str, np.ndarray]:
-    """Recall (= per-class accuracy, NaN for classes without test samples), precision, F1 and support."""
-    m = np.asarray(confusion, dtype=np.float64)
-    hit, support, predicted = np.diag(m), m.sum(1), m.sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(support > 0, hit / support, np.nan)
-        precision = np.where(predicted > 0, hit / predicted, 0.0)
-        f1 = np.where(support + predicted > 0, 2 * hit / (support + predicted), 0.0)
-    return {"recall": recall, "precision": precision, "f1": f1, "support": support}
 
 
 def shot_groups(train_counts: ArrayLike) -> dict[str, np.ndarray]:
@@ -99,12 +93,6 @@ def evidence_of(
 def ratio(a: np.ndarray, b: np.ndarray, undefined: float) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(b > 0, a / b, undefined)
-
-
-def rarest(train_counts: ArrayLike) -> np.ndarray:
-    """(C,) bool: the classes that ``tail`` is the accuracy of."""
-    n = np.asarray(train_counts)
-    return third(Evidence(np.zeros((3, n.size)), None, n), "tail")
 
 
 def rarest_class(e: Evidence) -> int:

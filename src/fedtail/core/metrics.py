@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.evidence import Evidence, evidence_of, per_class, rarest_class, ratio, shot_groups, third
+from fedtail.core.evidence import Evidence, evidence_of, rarest_class, ratio, shot_groups, third
 from fedtail.core.scores import (
     Scores,
     average_precision,
@@ -216,7 +216,7 @@ def summarize(
     out |= {"per_class_accuracy": [float(v) for v in evidence.recall], "per_class_f1": [float(v) for v in evidence.f1]}
     if scores is not None:
         out |= {
-            "per_class_precision": [float(v) for v in per_class(m)["precision"]],
+            "per_class_precision": [float(v) for v in evidence.precision],
             "per_class_support": [int(v) for v in evidence.support],
             "per_class_pr_auc": [average_precision(bins) for bins in scores.bins],
             "per_class_roc_auc": [roc_auc(bins) for bins in scores.bins],

@@ -31,12 +31,11 @@ from fedtail.federate.site.prepared import FederationSlice, SiteData, prepare
 from fedtail.federate.statistics import common_preprocessing
 from fedtail.federate.summed import SummedEngine, check_sums_only, groups_of
 from fedtail.methods.trees import Trees
-from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES, RateStrategy, Uniform
-from fedtail.rounds.aggregation import FOUND, follow_sites, server_notes
 from fedtail.rounds.loop import RoundHook
-from fedtail.rounds.plan import batch_notes, batch_of, settled
+from fedtail.rounds.plan import settled, settled_by_sizes
+from fedtail.rounds.privacy import digest
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import Run, build_federation, load_pooled
@@ -240,7 +239,7 @@ def run_document(
         here.model = model.at(k) if isinstance(model, TreesModel) else here.model
     decisions = folder.parent / "decision.json" if data else None
     summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine, decisions)
-    found, notes = settled_by_sizes(asked, mean, job.encoding)
+    found, notes = settled_by_sizes(asked, mean)
     problem = Problem(
         engine=summed,
         method=method,
@@ -271,11 +270,12 @@ def run_document(
         return hooks["on_round"](state, record, seconds) if "on_round" in hooks else None
 
     sums_only = "sites have told sums only; the sizes shown are means over sites"
-    about = about_of(schema, job, names, mean.astype(np.int64), (sums_only, *notes))
+    notes = (sums_only, *encoder_notes(job.encoding, asked.model, images=False), *notes)
+    about = about_of(schema, job, names, mean.astype(np.int64), notes)
     folder.mkdir(parents=True, exist_ok=True)
     made, resume = Run(problem, asked, about, architecture), (folder / "config.toml").is_file()
     result = play(made, folder, resume=resume, on_round=after, on_start=begin, amend=amended)
-    return result, hashlib.sha256(result.x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return result, digest(result.x)
 
 
 def take_weights(module: nn.Module, model: SavedModel) -> None:
@@ -292,21 +292,6 @@ def group_sizes(totals: Totals, own: Mapping[int, int], noise: float) -> np.ndar
     if not noise and not found.all():
         raise FedtailError("a group of sites has no training samples")
     return np.maximum(found, 1).astype(np.float64)
-
-
-def settled_by_sizes(
-    config: Settings, sizes: Sequence[int] | np.ndarray, encoding: Encoding | None
-) -> tuple[dict[str, float | str], tuple[str, ...]]:
-    """(settings that were ``auto`` and follow from the sizes of sites, notes on what was chosen)."""
-    batch, optimizer = batch_of(settled(config, sizes).local), follow_sites(sizes)
-    found: dict[str, float | str] = {"batch_size": batch} if config.local.batch_size == "auto" else {}
-    if config.server.optimizer == "auto":
-        found[FOUND] = optimizer
-    return found, (
-        *encoder_notes(encoding, config.model, images=False),
-        *batch_notes(config.local, batch, sizes),
-        *server_notes(config.server, optimizer, sizes),
-    )
 
 
 def about_of(

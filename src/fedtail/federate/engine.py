@@ -64,7 +64,6 @@ class RemoteEngine:
     real: bool = False
     """Whether sites may be hostile, and so count for no more than a fair share of the validation samples they claim."""
     takes_rivals = True
-    tells_scores = True
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last round."""
     traffic: Traffic = field(default_factory=Traffic)

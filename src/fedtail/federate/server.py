@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import Hooks, about_of, settled_by_sizes
+from fedtail.federate.agreed import Hooks, about_of
 from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.handshake import agree, say_hello
 from fedtail.federate.protocol.job import Job, job_of, method_of
@@ -25,11 +25,11 @@ from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
 from fedtail.rounds.history import plain
-from fedtail.rounds.plan import BATCHES, settle_batch, settled
+from fedtail.rounds.plan import BATCHES, STEPS, settled, settled_by_sizes
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import Problem
 from fedtail.runs.build import Run, load_pooled
-from fedtail.runs.encoding import encode_samples
+from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import play
 from fedtail.runs.folder import choose_folder, claimed, run_name
 from fedtail.runs.result import Result
@@ -74,7 +74,8 @@ def federate(
         raise FedtailError(
             f"method {job.method!r} needs an auxiliary set, which the server of a real federation does not have"
         )
-    found, notes = settled_by_sizes(config, terms.sizes, job.encoding)
+    found, notes = settled_by_sizes(config, terms.sizes)
+    notes = (*encoder_notes(job.encoding, config.model, images=False), *notes)
     problem = Problem(
         engine=engine,
         method=method,
@@ -145,8 +146,8 @@ def settle(config: Settings, transport: Transport, names: Sequence[str], run: st
     clients, timeout = range(len(names)), config.deploy.timeout
     agreed = agree(*say_hello(transport, clients, timeout, model=config.model), names)
     schema = agree_on_preprocessing(transport, agreed, names, config.run.seed, timeout)
-    largest = settle_batch(config, BATCHES[-1]) if config.local.batch_size == "auto" else config
-    job = job_of(largest, schema, run, transport.name)
+    most = settled(config, [STEPS * BATCHES[-1]])  # of memory: that of the largest batch
+    job = job_of(most, schema, run, transport.name)
     hellos, missing = say_hello(transport, clients, timeout, job)
     agree(hellos, missing, names, agreed)
     sizes = [hellos[k].n_train for k in clients]

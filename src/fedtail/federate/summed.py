@@ -64,7 +64,6 @@ class SummedEngine:
     decision_file: Path | None = None
     """Where a site keeps the decision that is its own."""
     takes_rivals = False
-    tells_scores = True
 
     def __post_init__(self) -> None:
         self.n_clients = self.totals.n_clients

@@ -17,7 +17,7 @@ from fedtail.methods.registry import METHODS
 @METHODS.add("trees", apart=True)
 @dataclass(frozen=True)
 class Trees(Method):
-    """Options of ``fedtail.boosting.grower.Plan``."""
+    """Gradient boosting; ``fedtail.boosting.predictor.Plan`` holds one of these."""
 
     title = "Trees"
     paper = "Friedman, Greedy Function Approximation: A Gradient Boosting Machine, Annals of Statistics 29 (2001)"

@@ -16,7 +16,7 @@ from fedtail.core.records import Tensors, Update
 from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected
 from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy
-from fedtail.rounds.plan import median
+from fedtail.rounds.plan import OPTIMIZER
 from fedtail.rounds.state import Problem
 from fedtail.settings import ServerSettings, Settings
 
@@ -201,36 +201,15 @@ def _short(values: np.ndarray) -> list[float | None]:
 
 BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
 """Those of the authors' experiments."""
-MANY = 20
-"""Sites from which on ``auto`` is Adam, if they are small ..."""
-SMALL = 512
-"""... that is, if the median one has fewer training samples than this."""
-FOUND = "server_optimizer"
-"""What ``auto`` chose, among the settings that a run has found."""
-
-
-def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
-    """Return what ``server.optimizer = "auto"`` means for sites with so many training samples: Adam for many small
-    ones. The mean over fifty of them moves the model no farther than one does; Adam's step does not depend on it."""
-    return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
 
 
 def in_force(server: ServerSettings, settled: Mapping[str, Any]) -> ServerSettings:
     """The same with an optimizer in place of ``auto``."""
     if server.optimizer != "auto":
         return server
-    if FOUND not in settled:
+    if OPTIMIZER not in settled:
         raise FedtailError("server.optimizer = 'auto' depends on the sites, which are not known here; name one")
-    return server.model_copy(update={"optimizer": settled[FOUND]})
-
-
-def server_notes(server: ServerSettings, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    """Return a note that ``auto`` chose an optimizer, for the run folder and the screen; none where it chose
-    nothing."""
-    if server.optimizer != "auto" or chosen == "none":
-        return ()
-    about = f"{np.count_nonzero(sizes)} sites, of which the median one has {median(sizes):,.0f} training samples"
-    return (f"the server applies updates with Adam (server.optimizer=auto): {about}",)
+    return server.model_copy(update={"optimizer": settled[OPTIMIZER]})
 
 
 def server_step(

@@ -156,35 +156,27 @@ def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> 
 
 def run_reports(
     task: Task,
+    client: Client,
     delta: Tensor,
-    judge: Callable[[Logits], float],
+    metric: str,
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
     held: Callable[[Tensor], Iterable[Logits]],
     failed: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
     """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
 
-    judge: what logits on the client's validation samples are worth, higher is better, see ``judged``; mean_losses:
-    models (m, n) -> (m,) mean loss on its training samples; held: models (m, n) -> such logits of each; failed: runs
-    that diverged.
+    mean_losses: models (m, n) -> (m,) mean loss on its training samples; held: models (m, n) -> logits of each on its
+    validation samples, which are judged by ``metric``; failed: runs that diverged.
     """
     reports, x = {}, task.x.to(delta.device)
     if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
         before, *after = mean_losses(torch.cat([x.unsqueeze(0), x + delta]))
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
-        reports["local_validation"] = np.array([judge(logits) for logits in held(x + delta)])
+        each = [scores_on(logits, client.n_classes, tempered=False) for logits in held(x + delta)]
+        # NaN without samples: a client that cannot compare must not seem to have a tie
+        told = [score_of(scores, metric, client.background) if scores.n else np.nan for scores in each]
+        reports["local_validation"] = np.array(told)
     if DIVERGED in task.reports:
         reports[DIVERGED] = np.isin(np.arange(len(delta)), failed).astype(np.float64)
     return reports
-
-
-def judged(metric: str, n_classes: int, background: int | None = None) -> Callable[[Logits], float]:
-    """Logits on a client's validation samples -> their score by a metric; NaN without samples: a client that cannot
-    compare must not seem to have a tie."""
-
-    def judge(logits: Logits) -> float:
-        scores = scores_on(logits, n_classes, tempered=False)
-        return score_of(scores, metric, background) if scores.n else float("nan")
-
-    return judge

@@ -22,7 +22,7 @@ from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Logits, Split, judged, model_logits, run_reports
+from fedtail.rounds.evaluation import Logits, Split, model_logits, run_reports
 from fedtail.rounds.plan import prepare_runs
 from fedtail.settings import Settings
 
@@ -218,7 +218,6 @@ def client_update(
     states, extras = zip(*(done.get(p, (client_state, nothing)) for p in range(len(ends))), strict=True)
     if failed:
         delta[failed] = 0.0
-    judge = judged(metric, client.n_classes, client.background)
     losses = [end.loss[: 0 if p in failed else None] for p, end in enumerate(ends)]
     update = Update(
         client=client.index,
@@ -226,7 +225,7 @@ def client_update(
         n_samples=len(client.train),
         steps=tuple(map(len, losses)),
         loss=tuple(float(np.sum(each, dtype=np.float64)) / max(len(each), 1) for each in losses),
-        reports=run_reports(task, delta, judge, mean_losses, held, failed) if task.reports else {},
+        reports=run_reports(task, client, delta, metric, mean_losses, held, failed) if task.reports else {},
         extras={key: torch.stack([e[key] for e in extras]) for key in nothing},
     )
     return update, list(states)

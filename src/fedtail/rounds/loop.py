@@ -184,9 +184,8 @@ def evaluate(problem: Problem, settings: Settings, state: State, record: dict[st
         record["test"] = problem.metrics(engine.confusion(served, "test"))
     if run.validate_every and (last or state.round % run.validate_every == 0):
         metric = problem.method.compares_by or run.metric
-        record["validation"], sites, samples = validate_model(problem, served, metric)
-        if sites:
-            record["sites"] = sites
+        told, samples = validate_model(problem, served, metric)
+        record |= told
         if run.select == "best" or run.patience:
             state.best = better(state, served, record["validation"], samples, metric)
     state.history.append(record)

@@ -181,14 +181,11 @@ def median(sizes: Sequence[int] | np.ndarray) -> float:
     return float(np.median(there)) if there.size else 0.0
 
 
-def settle_batch(settings: Settings, batch: int) -> Settings:
-    """The same settings with so many samples in a batch."""
-    return settings.model_copy(update={"local": settings.local.model_copy(update={"batch_size": batch})})
-
-
 def settled(settings: Settings, sizes: Sequence[int] | np.ndarray) -> Settings:
     """Settings as engines take them: with a number for the batch size."""
-    return settle_batch(settings, follow(sizes)) if settings.local.batch_size == "auto" else settings
+    if settings.local.batch_size != "auto":
+        return settings
+    return settings.model_copy(update={"local": settings.local.model_copy(update={"batch_size": follow(sizes)})})
 
 
 def batch_of(local: LocalSettings) -> int:
@@ -198,9 +195,32 @@ def batch_of(local: LocalSettings) -> int:
     return local.batch_size
 
 
-def batch_notes(local: LocalSettings, batch: int, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    """Return a note on the choice of ``auto``, for the run folder and the screen; none where the batch size was
-    given."""
-    if local.batch_size != "auto":
-        return ()
-    return (f"batches of {batch} (local.batch_size=auto): the median site has {median(sizes):,.0f} training samples",)
+MANY = 20
+"""Sites from which on ``server.optimizer = "auto"`` is Adam, if they are small ..."""
+SMALL = 512
+"""... that is, if the median one has fewer training samples than this."""
+OPTIMIZER = "server_optimizer"
+"""What it chose, among the settings that a run has found."""
+
+
+def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
+    """Return what ``server.optimizer = "auto"`` means for sites with so many training samples: Adam for many small
+    ones. The mean over fifty of them moves the model no farther than one does; Adam's step does not depend on it."""
+    return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
+
+
+def settled_by_sizes(
+    settings: Settings, sizes: Sequence[int] | np.ndarray
+) -> tuple[dict[str, float | str], tuple[str, ...]]:
+    """(settings that were ``auto`` and follow from the sizes of sites, notes on them for the run folder and the
+    screen)."""
+    found, notes, usual = dict[str, float | str](), list[str](), f"{median(sizes):,.0f} training samples"
+    if settings.local.batch_size == "auto":
+        found["batch_size"] = batch = follow(sizes)
+        notes.append(f"batches of {batch} (local.batch_size=auto): the median site has {usual}")
+    if settings.server.optimizer == "auto":
+        found[OPTIMIZER] = follow_sites(sizes)
+        if found[OPTIMIZER] != "none":
+            about = f"{np.count_nonzero(sizes)} sites, of which the median one has {usual}"
+            notes.append(f"the server applies updates with Adam (server.optimizer=auto): {about}")
+    return found, tuple(notes)

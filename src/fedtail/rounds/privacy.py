@@ -103,15 +103,15 @@ def add_noise(
         bound = run_bound(method, task, update.client, i, steps, n_classes)
         if bound is None:
             raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as configured has none")
-        covered = f"/{noise!r}/{bound!r}/{row_digest(update.delta[i])}" if isinstance(seed, bytes) else f"/{i}"
+        covered = f"/{noise!r}/{bound!r}/{digest(update.delta[i])}" if isinstance(seed, bytes) else f"/{i}"
         drawn = draw_noise(n_params, noise * bound, seed, f"privacy{covered}", update.client, task.round)
         delta[i, :n_params] += drawn.to(delta.device)
     return replace(update, delta=delta)
 
 
-def row_digest(row: Tensor) -> str:
-    """The hash of an update's values."""
-    return hashlib.sha256(row.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+def digest(vector: Tensor) -> str:
+    """The hash of a vector's bits."""
+    return hashlib.sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def count_undone(written: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]]) -> int:

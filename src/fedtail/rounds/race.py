@@ -51,36 +51,31 @@ class Race(RateStrategy):
     def __init__(self, inner: RateStrategy, optimizer: str = "sgd") -> None:
         """``optimizer``: whose learning rates."""
         self.values = usual_lrs(optimizer)
-        self.inner, self.n_clients, self.title = inner, inner.n_clients, inner.title  # type: ignore[misc]
+        self.inner, self.n_clients, self.searches = inner, inner.n_clients, inner.searches
+        self.title = inner.title  # type: ignore[misc]
         self._won = self.values[0]
         self._rungs: list[tuple[int, int]] | None = None
         self._over = self._apart = False
-        self._round = self._choice = self._rival = 0
+        self._round = self._choice = 0
+        self.rival = 0
+        """The number of the model that ``ask``, ``trials`` and ``lr`` refer to."""
         self._field: list[float] = []
         self._gain: list[float] = []
-        self._last: list[dict[str, Any]] = []
+        self.evidence: list[dict[str, Any]] = []
+        """The values tried in the last round and their rewards; empty once the race is over."""
 
     # -- the race -------------------------------------------------------------------------------------
 
     @property
     def lr(self) -> float:
         """The learning rate of the first round that is tried or has been found."""
-        return self.values[self._rival] if self.rivals else self._won
+        return self.values[self.rival] if self.rivals else self._won
 
     @property
     def rivals(self) -> tuple[int, ...]:
-        """Numbers of the models that the coming round trains side by side; empty for a single model. ``enter`` is
-        called with each before it is asked for rates."""
+        """Numbers of the models that the coming round trains side by side; empty for a single model. ``rival`` is set
+        to each before it is asked for rates."""
         return tuple(map(self.values.index, self._runners())) if self._apart and self.racing else ()
-
-    @property
-    def rival(self) -> int:
-        """The number of the model that ``ask``, ``trials`` and ``lr`` refer to."""
-        return self._rival
-
-    def enter(self, rival: int) -> None:
-        """Select the rival that the following calls refer to."""
-        self._rival = rival
 
     def begin(self, setting: Setting) -> None:
         self._apart = setting.rivals
@@ -120,7 +115,7 @@ class Race(RateStrategy):
     ) -> int:
         if self.racing:
             raise FedtailError("report the results of a race with judge()")
-        self._last = []
+        self.evidence = []
         return self.inner.tell(rewards, reports=reports, present=present)
 
     def judge(self, rewards: np.ndarray, values: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
@@ -140,11 +135,11 @@ class Race(RateStrategy):
         self._gain = np.where(failed, -np.inf, gain).tolist()
         first = int(np.argmax(self._gain))
         self._won = field[first]
-        self._last = [
+        self.evidence = [
             {"lr": lr, **{name: float(v[i]) for name, v in values.items()}, **({"diverged": True} if f else {})}
             for i, (lr, f) in enumerate(zip(field, failed, strict=True))
         ]
-        self._choice, self._rival = (0, rivals[first]) if rivals else (first, self._rival)
+        self._choice, self.rival = (0, rivals[first]) if rivals else (first, self.rival)
         self._advance()
         return rivals[first] if rivals else first
 
@@ -159,11 +154,6 @@ class Race(RateStrategy):
             kept = sorted(survivors(self._gain, plan[ends.index(self._round) + 1][0]))
             self._field, self._gain = [self._field[i] for i in kept], [self._gain[i] for i in kept]
 
-    @property
-    def evidence(self) -> list[dict[str, Any]]:
-        """The values tried in the last round and their rewards; empty once the race is over."""
-        return self._last
-
     # -- what the strategy does -----------------------------------------------------------------------
 
     def ask(self) -> np.ndarray:
@@ -177,17 +167,13 @@ class Race(RateStrategy):
 
     @property
     def choice(self) -> np.ndarray:
-        return np.full(self.n_clients, self._choice) if self._last or self.rivals else self.inner.choice
+        return np.full(self.n_clients, self._choice) if self.evidence or self.rivals else self.inner.choice
 
     @property
     def reports(self) -> frozenset[str]:  # type: ignore[override]
         if self.rivals:
             return frozenset()
         return frozenset({DIVERGED}) if self.racing else self.inner.reports
-
-    @property
-    def searches(self) -> str:  # type: ignore[override]
-        return self.inner.searches
 
     @property
     def base_rates(self) -> np.ndarray:  # type: ignore[override]
@@ -217,7 +203,7 @@ class Race(RateStrategy):
         return not self.racing and self.inner.done
 
     def stats(self) -> dict[str, Any]:
-        return {} if self._last else self.inner.stats()
+        return {} if self.evidence else self.inner.stats()
 
     def state(self) -> dict[str, Any]:
         race = {
@@ -225,7 +211,7 @@ class Race(RateStrategy):
             "heats": [("lr", self._rungs)] if self._rungs else [],
             "heat": int(self._over),
             "round": self._round,
-            "rival": self._rival,
+            "rival": self.rival,
             "field": self._field,
             "gain": [g if np.isfinite(g) else None for g in self._gain],
         }
@@ -235,7 +221,7 @@ class Race(RateStrategy):
         race = state["race"]
         self._field, self._won = list(race["field"]), race["held"]["lr"]
         self._rungs = [(n, rounds) for _, rungs in race["heats"] for n, rounds in rungs]
-        self._over, self._round, self._rival = race["heat"] >= len(race["heats"]), race["round"], race.get("rival", 0)
+        self._over, self._round, self.rival = race["heat"] >= len(race["heats"]), race["round"], race.get("rival", 0)
         self._gain = [-np.inf if g is None else g for g in race["gain"]]
         self.inner.load_state(state["inner"])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,10 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
 
 def _check_metric(problem: Problem, metric: Metric) -> None:
     """Refuse a metric that the engine cannot tell, or by which the rate strategy could not compare."""
-    nobody = Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64), tempered=False)
     evidence = Evidence(
         counts=np.zeros((3, problem.n_classes)),
         background=problem.background,
-        scores=nobody if problem.engine.tells_scores else None,
+        scores=Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64), tempered=False),
         sites=np.empty(0) if problem.rates.done else None,
     )
     check_known(metric, evidence)
@@ -93,10 +92,9 @@ def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> di
     rows = rates.ask()[list(clients)]
     race = race_of(rates)
     tried = {} if race is None else {"lr": np.broadcast_to(race.trials(), rows.shape)}
-    if rates.searches == "rate":
-        tried["rate"] = rows
-    else:
-        tried |= {"rate": np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape), rates.searches: rows}
+    if rates.searches != "rate":
+        tried["rate"] = np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape)
+    tried[rates.searches] = rows
     return {name: values * decay if name == "lr" else values for name, values in tried.items()}
 
 
@@ -142,13 +140,12 @@ nothing, which small steps give. How samples are ordered does not, but few sampl
 def race_values(
     problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(N,) what the models of a race are compared by, higher is better, and what is to be told of them: smooth
-    companions of the metric where somebody tells of probabilities, since after a few rounds they differ by less than a
-    small split tells by right and wrong answers."""
+    """(N,) what the models of a race are compared by, higher is better, and what is to be told of them: the metric's
+    smooth companions, since after a few rounds models differ by less than a small split tells by right and wrong
+    answers."""
     run = settings.run
     smooth = METRICS[run.metric].smooth
-    tells = problem.engine.tells_scores or problem.holdout is not None
-    if not smooth or not tells:
+    if not smooth:
         rewards = rewards_of(problem, settings, candidates, present)
         return rewards, {"reward": rewards}
     values = _values(problem, settings, candidates, present, run.metric, *smooth)
@@ -186,14 +183,10 @@ def _values(
 
 def reports_of(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:
     """name -> (K, P) scalars that clients reported, NaN for those that did not."""
-    names = {name for u in updates for name in u.reports}
-    out = {}
-    for name in sorted(names):
-        probes = max(len(u.reports[name]) for u in updates if name in u.reports)
-        out[name] = np.full((n_clients, probes), np.nan)
-        for u in updates:
-            if name in u.reports:
-                out[name][u.client] = u.reports[name]
+    out: dict[str, np.ndarray] = {}
+    for u in updates:
+        for name, values in u.reports.items():
+            out.setdefault(name, np.full((n_clients, len(values)), np.nan))[u.client] = values
     return out
 
 
@@ -254,7 +247,7 @@ def play_rivals(
     spent: dict[str, Any] | None = None
     for rival in rivals:
         enter(problem, state, state.rivals.setdefault(rival, start))
-        race.enter(rival)
+        race.rival = rival
         try:
             played[rival] = play(spent)
         except QuorumError as error:
@@ -274,14 +267,7 @@ def play_rivals(
     refused = {(r.client, r.reason): r for p in played.values() for r in p.refused if r.code != DIVERGED}
     best = played[leader]
     cost = {"privacy": spent["privacy"]} if spent is not None and "privacy" in spent else {}
-    return Played(
-        task=best.task,
-        server=best.server,
-        present=best.present,
-        refused=list(refused.values()),
-        record=best.record,
-        more={**best.more, **cost},
-    )
+    return replace(best, refused=list(refused.values()), more={**best.more, **cost})
 
 
 def leave(problem: Problem, state: State) -> Rival:
@@ -299,18 +285,14 @@ LAST = 1e-4
 """Where ``cosine`` ends."""
 
 
-def cosine_rate(t: int, rounds: int, start: float, end: float = LAST) -> float:
-    """eta_t = end + (start - end)(1 + cos(pi t / (T - 1))) / 2 for t = 0..T-1; ``start`` if T = 1."""
-    if rounds <= 1:
-        return start
-    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * t / (rounds - 1)))
-
-
 def round_rate(kind: str, t: int, rounds: int, start: float, end: float = LAST, warmup: int = 0) -> float:
-    """The rate of round ``t`` under a named schedule, ``cosine`` or ``constant``.
+    """The rate of round ``t`` under a named schedule: ``constant``, or ``cosine``,
+    end + (start - end)(1 + cos(pi t / (T - 1))) / 2 for t = 0..T-1 and ``start`` if T = 1.
 
     The first ``warmup`` rounds take 1/(warmup+1), 2/(warmup+1), ... of it: a large rate that serves well later can
     blow a fresh network up in its first steps, and plain SGD needs many rounds to come back from there.
     """
-    rate = cosine_rate(t, rounds, start, end) if kind == "cosine" else start
+    rate = start
+    if kind == "cosine" and rounds > 1:
+        rate = end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * t / (rounds - 1)))
     return rate * min(1.0, (t + 1) / (warmup + 1))

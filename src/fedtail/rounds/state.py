@@ -183,11 +183,8 @@ class Engine(Protocol):
 
     sizes: np.ndarray
     """(K,) training samples per client."""
-
-    @property
-    def takes_rivals(self) -> bool:
-        """Whether clients train several models in a round, each with its own start and state (``Task.rival``)."""
-        ...
+    takes_rivals: bool
+    """Whether clients train several models in a round, each with its own start and state (``Task.rival``)."""
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         """Local training of the sampled clients; failures are reported, not raised."""
@@ -203,11 +200,6 @@ class Engine(Protocol):
 
     def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
         """The same on ``validation``, client by client; empty where the engine knows sums over clients only."""
-        ...
-
-    @property
-    def tells_scores(self) -> bool:
-        """Whether ``scores`` of validation splits can be had."""
         ...
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:

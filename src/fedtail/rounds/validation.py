@@ -21,15 +21,18 @@ SITE_METRIC = "macro_f1"
 """What clients are compared by; accuracy, where they tell no counts per class."""
 
 
-def validate_model(problem: Problem, x: Tensor, metric: str) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """(every metric of the pooled private splits, the worst client and the spread over clients, samples).
+def validate_model(
+    problem: Problem, x: Tensor, metric: str, counts: np.ndarray | None = None
+) -> tuple[dict[str, Any], int]:
+    """(the record's part: every metric of the pooled private splits, the worst client and the spread; samples).
 
-    ``metric``: what the run compares by; probabilities are counted only if it needs them. Where only sums over clients
-    are known, nothing is said of single ones.
+    ``metric``: what the run compares by; probabilities are counted only if it needs them. ``counts``: the confusion
+    matrix, where it is known. Where only sums over clients are known, nothing is said of single ones.
     """
     engine = problem.engine
     parts = engine.confusions(x)
-    counts = np.sum(list(parts.values()), axis=0) if parts else engine.confusion(x, "validation")
+    if counts is None:
+        counts = np.sum(list(parts.values()), axis=0) if parts else engine.confusion(x, "validation")
     scores = (
         total(counted for _, counted in engine.scores(x, "validation")) if METRICS[metric].needs == "scores" else None
     )
@@ -37,7 +40,8 @@ def validate_model(problem: Problem, x: Tensor, metric: str) -> tuple[dict[str, 
     compared = SITE_METRIC if by_class else "accuracy"
     each = site_values(parts, compared)
     metrics = problem.metrics(counts, scores, list(each.values()) if each and by_class else None)
-    return metrics, over_sites(each, compared), int(counts.sum() if by_class else counts[0, 1])
+    told = {"validation": metrics, **({"sites": sites} if (sites := over_sites(each, compared)) else {})}
+    return told, int(counts.sum() if by_class else counts[0, 1])
 
 
 def site_values(parts: Mapping[int, np.ndarray], metric: str) -> dict[int, float]:

@@ -24,9 +24,8 @@ from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
 from fedtail.models.registry import with_classifier
 from fedtail.rates import RATES, RateStrategy
-from fedtail.rounds.aggregation import FOUND, follow_sites, server_notes
 from fedtail.rounds.evaluation import Split
-from fedtail.rounds.plan import batch_notes, batch_of, settled
+from fedtail.rounds.plan import settled, settled_by_sizes
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import DIAGNOSTICS, Engine, Problem
@@ -117,11 +116,9 @@ def prepare(federation: Federation, settings: Settings, progress: Progress | Non
     """Encode the data if the settings ask for it, and note what follows from the data."""
     images = is_images(federation.preprocessing)
     encoding = choose_encoding(settings.model, federation.input_shape, images=images)
-    batch = batch_of(settled(settings, federation.sizes).local)
     notes = [*encoder_notes(encoding, settings.model, images=images), *site_notes(federation)]
     if settings.method.name != "trees":
-        notes += batch_notes(settings.local, batch, federation.sizes)
-        notes += server_notes(settings.server, follow_sites(federation.sizes), federation.sizes)
+        notes += settled_by_sizes(settings, federation.sizes)[1]
     about = with_encoding(describe(federation), encoding, notes)
     if encoding is not None:
         cache = bool(settings.data.options.get("cache", True))
@@ -234,7 +231,8 @@ def assemble(
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
     check_validation(federation, settings)
-    asked, settings = settings.local, settled(settings, federation.sizes)
+    found, _ = settled_by_sizes(settings, federation.sizes)
+    settings = settled(settings, federation.sizes)
     method = with_optimizer(method, settings.local.optimizer)
     if method.traits.needs_auxiliary and not len(federation.auxiliary):
         raise FedtailError(
@@ -265,8 +263,5 @@ def assemble(
         labels=federation.clusters,
         monitors=monitors,
         noise_seed=seed,
-        settled={
-            **({"batch_size": batch_of(settings.local)} if asked.batch_size == "auto" else {}),
-            **({FOUND: follow_sites(federation.sizes)} if settings.server.optimizer == "auto" else {}),
-        },
+        settled=found,
     )

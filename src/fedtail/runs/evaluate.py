@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedtail.core.evidence import area_interval, evidence_of, per_class, rarest_class, wilson
+from fedtail.core.evidence import area_interval, evidence_of, rarest_class, wilson
 from fedtail.core.metrics import METRICS, majority_floor, summarize
 from fedtail.core.random import generator
 from fedtail.core.scores import Scores, average_precision
@@ -60,10 +60,10 @@ def evaluation(scores: Scores, classes: Sequence[str], sites: Mapping[str, Score
 
 def _classes(scores: Scores, classes: Sequence[str]) -> list[dict[str, Any]]:
     """One record per class, the rarest first: what is found, what is missed, what is a false alarm."""
-    counts = per_class(scores.confusion)
+    counts = evidence_of(scores.confusion)
     out = []
-    for c in np.argsort(counts["support"], kind="stable").tolist():
-        hits, support = int(scores.confusion[c, c]), int(counts["support"][c])
+    for c in np.argsort(counts.support, kind="stable").tolist():
+        hits, support = int(scores.confusion[c, c]), int(counts.support[c])
         called = int(scores.confusion[:, c].sum())
         out.append(
             {
@@ -74,7 +74,7 @@ def _classes(scores: Scores, classes: Sequence[str]) -> list[dict[str, Any]]:
                 "false_alarms": called - hits,
                 "recall": _share(hits, support),
                 "precision": _share(hits, called),
-                "f1": _plain(float(counts["f1"][c])) if support else None,
+                "f1": _plain(float(counts.f1[c])) if support else None,
                 "pr_auc": _plain(average_precision(scores.bins[c])),
             }
         )

@@ -40,7 +40,6 @@ Outcome = tuple[Update, list[Tensors]] | Refusal
 class Scoring(ABC):
     """Evaluation, from the logits that a path computes."""
 
-    tells_scores = True
     federation: Federation
 
     @abstractmethod
