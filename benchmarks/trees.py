@@ -41,10 +41,9 @@ from sklearn.metrics import average_precision_score, f1_score
 from choices import MORE
 from fedtail.boosting import splits
 from fedtail.boosting.bins import Column, columns_of, read_columns
-from fedtail.boosting.grower import Site, asking, best_round, boost
+from fedtail.boosting.grower import Site, best_round, boost
 from fedtail.boosting.model import TreesModule, with_site
 from fedtail.boosting.predictor import Plan
-from fedtail.core.totals import LocalTotals
 from fedtail.data import Federation, partition
 from fedtail.data.sources import data_root
 from fedtail.methods.trees import Trees
@@ -111,7 +110,7 @@ def trees(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     columns, (train, held, test), n_classes = table(name, seed)
     sent: list[int] = []
     began = time.process_time()
-    ask = asking(LocalTotals(1), {0: Site(train, held)})
+    ask = Site(train, held).answer
     rounds, patience = options.pop("rounds"), options.pop("patience")
     plan = Plan(columns, n_classes, rounds, Trees(**options), seed, patience)
     forest = boost(plan, lambda question: (sent.append(question.size), ask(question))[1])
@@ -375,7 +374,7 @@ def speed() -> None:
         times: list[list[float]] = [[], []]
         for _ in range(3):
             began = time.process_time()
-            boost(plan, asking(LocalTotals(1), {0: Site((values, y), none)}))
+            boost(plan, Site((values, y), none).answer)
             times[0].append(time.process_time() - began)
             model = HistGradientBoostingClassifier(
                 max_iter=rounds, max_depth=6, max_bins=128, l2_regularization=1.0, early_stopping=False

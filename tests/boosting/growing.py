@@ -10,8 +10,8 @@ import numpy as np
 from fedtail.boosting.bins import Column, read_columns
 from fedtail.boosting.grower import Site, asking, boost
 from fedtail.boosting.predictor import Forest, Plan
-from fedtail.core.totals import LocalTotals
 from fedtail.methods.trees import Trees
+from tests.totals import LocalTotals
 
 COLUMNS = (Column("a", 0), Column("b", 1), Column("kind", 2, levels=5, missing=7), Column("c", 8, missing=9))
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from fedtail.boosting.bins import Column, read_columns
 from fedtail.boosting.grower import Level, Question, Site, asking, best_round, boost, lowest_round
 from fedtail.boosting.predictor import Forest, Plan
-from fedtail.core.totals import LocalTotals
 from fedtail.methods.trees import Trees
 from tests.boosting.growing import a_plan, grown, same, table
+from tests.totals import LocalTotals
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedtail.core.evidence import class_counts, confusion_matrix, shot_groups
-from fedtail.core.metrics import defect_score, majority_floor, score, summarize
+from fedtail.core.metrics import majority_floor, score, summarize
 from fedtail.core.movement import alignment, path_variation
 from fedtail.data.sets import long_tail_counts
 from fedtail.errors import FedtailError
@@ -83,23 +83,23 @@ def test_path_variation_starts_at_zero_and_weighs_clients() -> None:
 def test_defect_score_is_the_mean_of_defect_recall_and_precision_of_the_passed() -> None:
     """10 good (8 passed), 4 defects of two kinds: 3 called a defect (one of the wrong kind), 1 passed."""
     m = np.array([[8, 1, 1], [1, 1, 1], [0, 0, 1]])
-    parts = defect_score(m, background=0)
+    parts = summarize(m, background=0)
     assert parts["defect_recall"] == 3 / 4 and parts["background_precision"] == 8 / 9
     assert parts["false_alarm_rate"] == pytest.approx(0.2)
     assert parts["defect_score"] == pytest.approx((3 / 4 + 8 / 9) / 2)
 
 
 def test_defect_score_of_passing_everything_or_nothing_is_at_most_a_half() -> None:
-    passing = defect_score([[98, 0], [2, 0]], 0)
+    passing = summarize([[98, 0], [2, 0]], background=0)
     assert passing["defect_recall"] == 0 and passing["defect_score"] == pytest.approx(0.49)
-    nothing = defect_score([[0, 98], [0, 2]], 0)
+    nothing = summarize([[0, 98], [0, 2]], background=0)
     assert nothing["defect_score"] == 0.5 and np.isnan(nothing["background_precision"])
 
 
 def test_a_declared_background_adds_the_defect_score_to_summary_and_floor() -> None:
     m = np.array([[8, 1, 1], [1, 1, 1], [0, 0, 1]])
     assert "defect_score" not in summarize(m)
-    assert summarize(m, background=0)["defect_score"] == defect_score(m, 0)["defect_score"]
+    assert summarize(m, background=0)["defect_score"] == pytest.approx((3 / 4 + 8 / 9) / 2)
     assert majority_floor([98, 2], 0, background=0)["defect_recall"] == 0
 
 
@@ -110,7 +110,7 @@ def test_a_search_by_the_defect_score_needs_counts_per_class_only(data: list[tup
     m = confusion_matrix(y, z, 4)
     twice = np.stack([class_counts(m), class_counts(m.T)])
     scores = score(twice, "defect_score", background)
-    assert scores.tolist() == [defect_score(v, background)["defect_score"] for v in (m, m.T)]
+    assert scores.tolist() == [summarize(v, background=background)["defect_score"] for v in (m, m.T)]
     with pytest.raises(FedtailError, match="nothing found"):
         score(twice, "defect_score")
 

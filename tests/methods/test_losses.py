@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedtail.core.resampling import resampled_proportions
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, Batch, ClassBalanced, Focal, LocalRun, LogitAdjustment, Method, WeightedCE
-from fedtail.methods.logit_adjustment import MASKED, post_hoc
+from fedtail.methods.logit_adjustment import MASKED
 from fedtail_experiments.methods.grw import GRW
 from tests.methods.federations import problem, train
 
@@ -274,15 +274,6 @@ def test_the_local_prior_sends_nothing() -> None:
     _, extras = LogitAdjustment(prior="global").finish(run, torch.zeros(1), {}, {}, {})
     assert set(extras) == {"proportions"}
     np.testing.assert_allclose(extras["proportions"].numpy(), [0.6, 0.4], rtol=1e-6)
-
-
-def test_post_hoc_adjustment_undoes_a_known_prior() -> None:
-    # a calibrated model's logits are log p(x|y) + log pi; subtracting log pi leaves the balanced classifier
-    evidence = torch.tensor([[0.2, 0.1, 0.0], [-0.1, 0.3, 0.4]])
-    pi = torch.tensor([0.9, 0.09, 0.01])
-    assert (evidence + pi.log()).argmax(-1).tolist() == [0, 0]
-    assert post_hoc(evidence + pi.log(), pi).argmax(-1).tolist() == [0, 2]
-    torch.testing.assert_close(post_hoc(evidence, pi, tau=0.0), evidence)
 
 
 # -- bad values ----------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import numpy as np
 
 from fedtail.core.random import generator
 from fedtail.errors import check_range
-from fedtail.rates.base import RateStrategy, few_rates
+from fedtail.rates.base import RateStrategy
+from fedtail_experiments.rates.few import few_rates
 
 
 @dataclass(eq=False)

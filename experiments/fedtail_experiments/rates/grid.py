@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy, few_rates
+from fedtail.rates.base import RateStrategy
+from fedtail_experiments.rates.few import few_rates
 
 
 @dataclass(eq=False)

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike
 
 from fedtail.core.scores import Scores
 
+Z = 1.96
+"""Standard deviations that an interval of 95 % reaches."""
 MANY, FEW = 100, 20
 """Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""
 
@@ -104,24 +106,24 @@ def rarest_class(e: Evidence) -> int:
     return int(np.lexsort((-np.arange(n.size), n))[0])
 
 
-def area_interval(area: float, positives: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval of an area under a precision-recall curve, by default of 95 %; (0, 1) without positives.
+def area_interval(area: float, positives: int) -> tuple[float, float]:
+    """Return the interval, at 95 %, of an area under a precision-recall curve; (0, 1) without positives.
 
     The logit interval of Boyd, Eng and Page (2013), which keeps its promise with few positives.
     """
     if not positives or not np.isfinite(area):
         return 0.0, 1.0
     share = min(max(area, 0.5 / positives), 1 - 0.5 / positives) if positives > 1 else 0.5
-    middle, room = np.log(share / (1 - share)), z / np.sqrt(positives * share * (1 - share))
+    middle, room = np.log(share / (1 - share)), Z / np.sqrt(positives * share * (1 - share))
     return float(1 / (1 + np.exp(room - middle))), float(1 / (1 + np.exp(-room - middle)))
 
 
-def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share seen on n samples (Wilson, 1927), by default of 95 %; (0, 1) without samples."""
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The interval, at 95 %, of a share seen on n samples (Wilson, 1927); (0, 1) without samples."""
     if not n:
         return 0.0, 1.0
-    middle, room = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
+    middle, room = share + Z * Z / (2 * n), Z * np.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
+    scale = 1 + Z * Z / n
     return max(0.0, float((middle - room) / scale)), min(1.0, float((middle + room) / scale))
 
 

@@ -69,8 +69,13 @@ def _own_metric(name: str, given: Any) -> Metric:
 METRICS: Registry[Metric] = Registry("metric", "run", group="metrics", adapt=_own_metric)
 
 
-def _shot_accuracy(kind: str, e: Evidence) -> np.ndarray:
-    return _class_mean(e.recall, e.seen & shot_groups(np.asarray(e.train_counts))[kind])
+def _recall(e: Evidence, over: np.ndarray | bool = True) -> np.ndarray:
+    """The mean recall over some of the classes with samples."""
+    return _class_mean(e.recall, e.seen & over)
+
+
+def _shot_recall(kind: str, e: Evidence) -> np.ndarray:
+    return _recall(e, shot_groups(np.asarray(e.train_counts))[kind])
 
 
 def _over_classes(e: Evidence, area: Callable[[np.ndarray], float]) -> np.ndarray:
@@ -107,14 +112,6 @@ def _declare(name: str, title: str, function: Callable[[Any], Any], **more: Any)
     METRICS.add(name)(Metric(name=name, title=title, function=function, words=WORDS.get(name, ""), **more))
 
 
-def _mean_recall(e: Evidence) -> np.ndarray:
-    return _class_mean(e.recall, e.seen)
-
-
-def _recall_of_third(which: str, e: Evidence) -> np.ndarray:
-    return _class_mean(e.recall, e.seen & third(e, which))
-
-
 def _accuracy(e: Evidence) -> np.ndarray:
     return ratio(e.hit.sum(-1), e.support.sum(-1), np.nan)
 
@@ -128,15 +125,14 @@ LOW: dict[str, Any] = {"higher_is_better": False}
 SURE, BALANCED = ("log_loss",), ("balanced_loss", "pr_auc")
 
 _declare("accuracy", "Accuracy", _accuracy, totals=True, priority=4, smooth=SURE)
-_declare("balanced_accuracy", "Balanced acc.", _mean_recall, priority=1, smooth=BALANCED)
+_declare("balanced_accuracy", "Balanced acc.", _recall, priority=1, smooth=BALANCED)
 _declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth=BALANCED)
 _declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), priority=2, smooth=SURE)
 _declare("micro_f1", "Micro F1", _accuracy, totals=True, **HIDDEN, smooth=SURE)
-_declare("many", "Many-shot", partial(_shot_accuracy, "many"), needs="train_counts", **HIDDEN)
-_declare("medium", "Medium-shot", partial(_shot_accuracy, "medium"), needs="train_counts", **HIDDEN)
-_declare("few", "Few-shot", partial(_shot_accuracy, "few"), needs="train_counts", **HIDDEN)
-_declare("head", "Head", partial(_recall_of_third, "head"), needs="train_counts", priority=3)
-_declare("tail", "Tail", partial(_recall_of_third, "tail"), needs="train_counts", priority=9)
+for shot in ("many", "medium", "few"):
+    _declare(shot, f"{shot.capitalize()}-shot", partial(_shot_recall, shot), needs="train_counts", **HIDDEN)
+_declare("head", "Head", lambda e: _recall(e, third(e, "head")), needs="train_counts", priority=3)
+_declare("tail", "Tail", lambda e: _recall(e, third(e, "tail")), needs="train_counts", priority=9)
 _declare("pr_auc", "PR-AUC", lambda e: _over_classes(e, average_precision), needs="scores", priority=6)
 _declare("rare_pr_auc", "PR-AUC, rarest", _rare_pr_auc, needs="scores", priority=7)
 _declare("roc_auc", "ROC-AUC", lambda e: _over_classes(e, roc_auc), needs="scores", **HIDDEN)
@@ -152,23 +148,6 @@ _declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="backgro
 _declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", **HIDDEN)
 _declare("background_precision", "Background prec.", lambda e: _defect(e)[2], needs="background", **HIDDEN)
 _declare("false_alarm_rate", "False alarms", lambda e: _defect(e)[3], needs="background", **LOW)
-
-
-def defect_score(confusion: ArrayLike, background: int) -> dict[str, float]:
-    """How well defects are found, as one number: half ``defect_recall``, half ``background_precision``.
-
-    The paper reports "the company's weighted accuracy that balances defect recall and non-defect precision" without
-    a formula; this is ours. With b the background class ("no defect"):
-
-    - ``defect_recall``: share of true defects that are called a defect, of whatever kind;
-    - ``background_precision``: share of the samples called b that are b, that is, of passed chips that are good;
-    - ``false_alarm_rate``: share of true b called a defect. The score itself hardly sees false alarms (with few
-      defects the precision is near 1 for any model), so never read it without this one beside it.
-
-    Undefined shares (no defects, nothing passed) count as 0 in the score and are NaN by themselves.
-    """
-    evidence = evidence_of(confusion, background=background)
-    return {m.name: float(m(evidence)) for m in metrics() if m.needs == "background"}
 
 
 def metrics() -> list[Metric]:
@@ -277,10 +256,10 @@ def signed(metric: str, value: float | None) -> float:
     return float(value) if METRICS[metric].higher_is_better else -float(value)
 
 
-def check_known(metric: Metric, evidence: Evidence, setting: str | None = None) -> None:
+def check_known(metric: Metric, evidence: Evidence) -> None:
     """Raise unless models can be compared by a metric with what is known."""
     if not known(metric, evidence):
-        raise lacking(metric, setting or f"run.metric = {metric.name!r}")
+        raise lacking(metric, f"run.metric = {metric.name!r}")
 
 
 def lacking(metric: Metric, setting: str) -> FedtailError:
@@ -308,7 +287,18 @@ def _weighted_f1(e: Evidence) -> np.ndarray:
 
 
 def _defect(e: Evidence) -> tuple[np.ndarray, ...]:
-    """Defect score, defect recall, background precision and false alarm rate; see ``defect_score``."""
+    """How well defects are found, as one number: half ``defect_recall``, half ``background_precision``; and these.
+
+    The paper reports "the company's weighted accuracy that balances defect recall and non-defect precision" without
+    a formula; this is ours. With b the background class ("no defect"):
+
+    - ``defect_recall``: share of true defects that are called a defect, of whatever kind;
+    - ``background_precision``: share of the samples called b that are b, that is, of passed chips that are good;
+    - ``false_alarm_rate``: share of true b called a defect. The score itself hardly sees false alarms (with few
+      defects the precision is near 1 for any model), so never read it without this one beside it.
+
+    Undefined shares (no defects, nothing passed) count as 0 in the score and are NaN by themselves.
+    """
     b = int(e.background or 0)
     kept, good, passed = e.hit[..., b], e.support[..., b], e.predicted[..., b]
     defects = e.support.sum(-1) - good

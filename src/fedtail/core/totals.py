@@ -46,25 +46,6 @@ class Totals(Protocol):
         ...
 
 
-class LocalTotals:
-    """All clients in this process."""
-
-    def __init__(self, n_clients: int, groups: Sequence[Sequence[int]] = ()) -> None:
-        self.n_clients = n_clients
-        self.here: Sequence[int] = range(n_clients)
-        self.groups = groups or (tuple(self.here),)
-
-    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        return np.asarray(self.group_totals(size, part, limit=limit, reach=reach).sum(0))
-
-    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        out = np.zeros((len(self.groups), size), dtype=np.int64)
-        for row, group in zip(out, self.groups, strict=True):
-            for client in group:
-                row += np.asarray(part(client), dtype=np.int64)
-        return out
-
-
 class Counts:
     """A dataclass of integer arrays; ``a + b`` are the counts of both, in any order the same."""
 

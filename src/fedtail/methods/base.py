@@ -75,14 +75,6 @@ class Measure(Protocol):
     def __call__(self, what: Measurement, x: Tensor | None = None) -> dict[int, Tensor]: ...
 
 
-def _no_comparison(models: Sequence[Tensor]) -> np.ndarray:
-    raise NotImplementedError("this server view has no validation splits")
-
-
-def _no_classifier(x: Tensor) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("this server view has no output layer")
-
-
 @dataclass(frozen=True)
 class Server:
     """The server's side of a round, as hooks see it."""
@@ -101,9 +93,9 @@ class Server:
     """(C, rows, columns) gradient of the output layer's weight on the auxiliary samples of each class."""
     output_weight: Callable[[Tensor], Tensor]
     """The output layer's (rows, columns) weight inside a model vector."""
-    classifier: Callable[[Tensor], tuple[Tensor, Tensor]] = _no_classifier
+    classifier: Callable[[Tensor], tuple[Tensor, Tensor]]
     """(C, d) weight and (C,) bias of the output layer inside a model vector, as views."""
-    compare: Callable[[Sequence[Tensor]], np.ndarray] = _no_comparison
+    compare: Callable[[Sequence[Tensor]], np.ndarray]
     """(N,) what models are worth on the private validation splits by the run's metric, higher is better; NaN where
     there are none."""
     lr: float = 0.0

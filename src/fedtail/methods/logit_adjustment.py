@@ -1,6 +1,6 @@
 """Logit adjustment (Menon et al., 2021) and balanced softmax (Ren et al., 2020).
 
-    loss = CE(z + tau log pi, y),      post hoc instead: argmax_c z_c - tau log pi_c
+    loss = CE(z + tau log pi, y)
 
 pi are class proportions *after* resampling, q(r): adjusting resampled batches by original proportions would correct
 twice. Balanced softmax adds log n_c, which is tau = 1 up to a shift that softmax does not see. Classes with pi_c = 0
@@ -112,11 +112,3 @@ def adjusted(logits: Tensor, shift: Tensor) -> Tensor:
     """(..., B, C) logits plus the adjustment (..., C), masked classes pinned."""
     shift = shift.unsqueeze(-2)
     return torch.where(shift > MASKED, logits + shift, MASKED)
-
-
-def post_hoc(logits: Tensor, prior: Tensor, tau: float = 1.0) -> Tensor:
-    """(..., C) z - tau log pi for a model trained with plain cross-entropy; take the argmax.
-
-    Classes with pi = 0 keep their logit: the training data said nothing about them.
-    """
-    return logits - tau * torch.where(prior > 0, prior, torch.ones_like(prior)).log()

@@ -22,22 +22,19 @@ METHODS: Registry[Method] = Registry("method", group="methods", adapt=_own_metho
 
 def describe_methods() -> list[dict[str, Any]]:
     """Every method in plain values, by name: title, paper, wire, client_state, auxiliary, tunable, defaults."""
-    out = []
-    for name in sorted(METHODS):
-        method = METHODS.build(name)
-        out.append(
-            {
-                "name": name,
-                "title": method.title,
-                "paper": method.paper,
-                "wire": method.wire,
-                "client_state": method.client_state,
-                "auxiliary": method.traits.needs_auxiliary,
-                "tunable": list(method.tunable),
-                "defaults": METHODS.options(name),
-            }
-        )
-    return out
+    return [
+        {
+            "name": name,
+            "title": method.title,
+            "paper": method.paper,
+            "wire": method.wire,
+            "client_state": method.client_state,
+            "auxiliary": method.traits.needs_auxiliary,
+            "tunable": list(method.tunable),
+            "defaults": METHODS.options(name),
+        }
+        for name, method in ((name, METHODS[name]) for name in sorted(METHODS))
+    ]
 
 
 def methods_markdown() -> str:

@@ -162,16 +162,6 @@ def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
     return np.broadcast_to(rates, n_clients).copy()
 
 
-def few_rates(key: str, rates: Sequence[float]) -> np.ndarray:
-    """(P,) the rates that a strategy chooses from, ascending and distinct; ``key`` is the option that lists them."""
-    values = np.unique(np.atleast_1d(np.asarray(rates, dtype=np.float64)))
-    if values.size == 0:
-        raise FedtailError(f"{key} is empty; give at least one rate, e.g. [0.4, 0.6, 0.8]")
-    for value in values:
-        check_range(key, float(value), 0.0, HIGHEST)
-    return np.asarray(values)
-
-
 def _own_strategy(name: str, kind: Any) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, RateStrategy)):
         raise FedtailError(f"rate strategy {name!r} is not a subclass of fedtail.rates.RateStrategy")

@@ -87,7 +87,6 @@ class ClusteredFedHOO(FedHOO):
                     "rates.by = 'labels' needs a label per client; set rates.labels = [...], one per client"
                 )
             self._settle_by(setting.labels)
-            self._reset()
         else:
             # Until updates are known, size stands in: in the cold rounds all clients get the same probes anyway.
             points = np.log(np.maximum(setting.sizes, 1.0))[:, None]
@@ -95,7 +94,8 @@ class ClusteredFedHOO(FedHOO):
             if self.by == "size":
                 self._settled = True
                 self.clusters = int(self._axes.max()) + 1  # fewer where sizes coincide
-                self._reset()
+        if self._settled:
+            self._reset()
 
     @property
     def placed(self) -> np.ndarray:

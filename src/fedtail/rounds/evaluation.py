@@ -154,6 +154,13 @@ def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> 
     return counts
 
 
+def judged(logits: Logits, metric: str, n_classes: int, background: int | None = None) -> float:
+    """What logits on a client's validation samples are worth by a metric, higher is better; NaN without samples: a
+    client that cannot compare must not seem to have a tie."""
+    scores = scores_on(logits, n_classes, tempered=False)
+    return score_of(scores, metric, background) if scores.n else float("nan")
+
+
 def run_reports(
     task: Task,
     client: Client,
@@ -173,10 +180,8 @@ def run_reports(
         before, *after = mean_losses(torch.cat([x.unsqueeze(0), x + delta]))
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
-        each = [scores_on(logits, client.n_classes, tempered=False) for logits in held(x + delta)]
-        # NaN without samples: a client that cannot compare must not seem to have a tie
-        told = [score_of(scores, metric, client.background) if scores.n else np.nan for scores in each]
-        reports["local_validation"] = np.array(told)
+        classes = client.n_classes, client.background
+        reports["local_validation"] = np.array([judged(logits, metric, *classes) for logits in held(x + delta)])
     if DIVERGED in task.reports:
         reports[DIVERGED] = np.isin(np.arange(len(delta)), failed).astype(np.float64)
     return reports

@@ -43,6 +43,11 @@ SHARE: Final = 0.4
 """Most local runs that a race may add, as a share of those that the run has without it."""
 
 
+def _of_inner(name: str) -> Any:
+    """Whatever the strategy has under this name."""
+    return property(lambda race: getattr(race.inner, name))
+
+
 class Race(RateStrategy):
     """Races learning rates, then is the strategy ``inner``. Ties go to the likeliest, then to the larger value."""
 
@@ -156,6 +161,8 @@ class Race(RateStrategy):
 
     # -- what the strategy does -----------------------------------------------------------------------
 
+    rates, base_rates, axes, n_axes, weights = map(_of_inner, ("rates", "base_rates", "axes", "n_axes", "weights"))
+
     def ask(self) -> np.ndarray:
         rows = self.inner.ask()
         return np.tile(rows[:, :1], (1, len(self.trials()))) if self.racing else rows
@@ -175,28 +182,9 @@ class Race(RateStrategy):
             return frozenset()
         return frozenset({DIVERGED}) if self.racing else self.inner.reports
 
-    @property
-    def base_rates(self) -> np.ndarray:  # type: ignore[override]
-        return self.inner.base_rates
-
-    @property
-    def axes(self) -> np.ndarray:
-        return self.inner.axes
-
-    @property
-    def n_axes(self) -> int:
-        return self.inner.n_axes
-
-    def weights(self, p: np.ndarray, present: np.ndarray) -> np.ndarray:
-        return self.inner.weights(p, present)
-
     def observe(self, clients: np.ndarray, deltas: Sequence[Tensor]) -> None:
         if not self.racing:
             self.inner.observe(clients, deltas)
-
-    @property
-    def rates(self) -> np.ndarray:
-        return self.inner.rates
 
     @property
     def done(self) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates, separate_candidates
 from fedtail.core.evidence import Evidence
-from fedtail.core.metrics import METRICS, Metric, check_known, score, score_of
+from fedtail.core.metrics import METRICS, check_known, score, score_of
 from fedtail.core.records import DIVERGED, Refusal, Task, Update
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
@@ -46,7 +46,13 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", rates.searches, allowed)
     if problem.search_only and round == 0 and rates.done:
         raise FedtailError(f"rates {rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
-    _check_metric(problem, METRICS[run.metric])
+    evidence = Evidence(  # what there will be to compare models by
+        counts=np.zeros((3, problem.n_classes)),
+        background=problem.background,
+        scores=Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64), tempered=False),
+        sites=np.empty(0) if rates.done else None,
+    )
+    check_known(METRICS[run.metric], evidence)
     if settings.data.holdout and problem.holdout is None:
         raise FedtailError("data.holdout needs a server that has data; in a real federation, leave it out")
     check_privacy(problem, settings.privacy)
@@ -60,17 +66,6 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         rivals=problem.engine.takes_rivals,
     )
     rates.begin(setting)
-
-
-def _check_metric(problem: Problem, metric: Metric) -> None:
-    """Refuse a metric that the engine cannot tell, or by which the rate strategy could not compare."""
-    evidence = Evidence(
-        counts=np.zeros((3, problem.n_classes)),
-        background=problem.background,
-        scores=Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64), tempered=False),
-        sites=np.empty(0) if problem.rates.done else None,
-    )
-    check_known(metric, evidence)
 
 
 def starting_lr(rates: RateStrategy, local: LocalSettings) -> float:

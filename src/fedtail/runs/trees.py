@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtail.boosting.bins import columns_of, read_columns
-from fedtail.boosting.grower import Ask, Site, asking
+from fedtail.boosting.grower import Ask, Site
 from fedtail.boosting.model import Shape, TreesModel, with_site
 from fedtail.boosting.predictor import Forest
 from fedtail.core.records import Tensors
-from fedtail.core.totals import LocalTotals
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.trees import Trees
@@ -107,7 +106,7 @@ class TreeSimulator(Scoring):
         values, y = self._values[id(self.federation.pool)], self.federation.pool.y.numpy()
         rows = (np.concatenate(self.federation.train), self.federation.validation_rows)
         train, held = ((values[:, index], y[index]) for index in rows)
-        return asking(LocalTotals(1), {0: Site(train, held, forest)})
+        return Site(train, held, forest).answer
 
     def _logits(self, x: Tensor, split: Split) -> Logits:
         z = self._all_logits(x, split)

@@ -49,6 +49,8 @@ def server(round: int, rounds: int = 10) -> Server:
         measure=unused,
         auxiliary_gradients=unused,
         output_weight=unused,
+        classifier=unused,
+        compare=unused,
     )
 
 

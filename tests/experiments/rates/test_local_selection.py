@@ -127,13 +127,13 @@ def test_a_client_judges_its_models_by_the_metric_of_the_run() -> None:
         return [(torch.eye(2)[[guess for _, guess in cells]], torch.tensor([true for true, _ in cells]))]
 
     lazy, fair = logits([[90, 0], [10, 0]]), logits([[70, 20], [2, 8]])
-    assert judged("accuracy", 2)(lazy) > judged("accuracy", 2)(fair)
+    assert judged(lazy, "accuracy", 2) > judged(fair, "accuracy", 2)
     # recalls 1 and 0 against 70/90 and 8/10
-    assert judged("balanced_accuracy", 2)(lazy) == 0.5
-    assert judged("balanced_accuracy", 2)(fair) == pytest.approx((70 / 90 + 0.8) / 2)
-    assert judged("false_alarm_rate", 2, 0)(fair) == pytest.approx(1 / (1 + 20 / 90))  # higher is better
-    assert judged("pr_auc", 2)(fair) > judged("pr_auc", 2)(lazy)
-    assert np.isnan(judged("accuracy", 2)([]))
+    assert judged(lazy, "balanced_accuracy", 2) == 0.5
+    assert judged(fair, "balanced_accuracy", 2) == pytest.approx((70 / 90 + 0.8) / 2)
+    assert judged(fair, "false_alarm_rate", 2, 0) == pytest.approx(1 / (1 + 20 / 90))  # higher is better
+    assert judged(fair, "pr_auc", 2) > judged(lazy, "pr_auc", 2)
+    assert np.isnan(judged([], "accuracy", 2))
 
 
 @pytest.mark.parametrize("path", ["reference", "batched", "graph"])

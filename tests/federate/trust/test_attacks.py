@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.core.totals import LocalTotals
 from fedtail.data.tables.sketch import BINS
 from fedtail.errors import FedtailError
 from fedtail.federate import agreed
@@ -28,6 +27,7 @@ from fedtail.federate.site.site import Site
 from fedtail.federate.statistics import common_preprocessing
 from fedtail.runs.config import check_config
 from fedtail.settings import Settings
+from tests.totals import LocalTotals
 
 from .loopback import RARE, Wires, make_folders, open_sites, settings, table_sites
 

@@ -116,6 +116,7 @@ def make_task(
         lambda what, other=None: engine.measure(x if other is None else other, what),
         lambda: torch.randn(CLASSES, rows, columns, generator=torch.Generator().manual_seed(1)),
         lambda v: v[offset : offset + rows * columns].view(rows, columns), engine.model.classifier,
+        lambda models: np.zeros(len(models)),
     )  # fmt: skip
     state = method.before_round(server, state)
     sampled = tuple(range(engine.n_clients)) if clients is None else clients

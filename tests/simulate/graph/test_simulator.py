@@ -62,7 +62,7 @@ def round_task(method: Method, x: torch.Tensor, engine: ReferenceSimulator, prob
     server = Server(
         0, 10, x, engine.n_clients, 4, p, lambda what, other=None: engine.measure(x if other is None else other, what),
         lambda: torch.randn(4, rows, columns, generator=torch.Generator().manual_seed(1)), output_weight,
-        engine.model.classifier,
+        engine.model.classifier, lambda models: np.zeros(len(models)),
     )  # fmt: skip
     server_state = method.before_round(server, server_state)
     clients = tuple(range(engine.n_clients))
