@@ -159,13 +159,14 @@ def shown(values: Mapping[str, Any], most: int = 99) -> list[Metric]:
     """Return the metrics that tables show of a result, at most so many; of two classes the PR-AUC of the rare one
     says what the mean of both would hide."""
     two = len(values.get("per_class_accuracy") or ()) == 2
-    known = [m for m in metrics() if m.headline and np.isfinite(_value(values.get(m.name)))]
+    known = [m for m in metrics() if m.headline and np.isfinite(number_of(values.get(m.name)))]
     known = [m for m in known if not (two and m.name == "pr_auc")]
     kept = sorted(known, key=lambda m: -m.priority)[:most]
     return [m for m in known if m in kept]
 
 
-def _value(value: Any) -> float:
+def number_of(value: Any) -> float:
+    """A value of a record; NaN where it has none."""
     return float(value) if isinstance(value, int | float) else float("nan")
 
 

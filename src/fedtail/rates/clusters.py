@@ -139,24 +139,22 @@ class ClusteredFedHOO(FedHOO):
     ) -> int:
         here = np.ones(self.n_clients, dtype=bool) if present is None else np.asarray(present, dtype=bool)
         winner = super().tell(rewards, reports=reports, present=here & self.placed)
-        if self.by == "updates":
-            if not self._settled and self._round >= self.cold_rounds:
-                self._cluster_updates()
-            elif self._settled:
-                self._place_new_clients()
+        if self.by == "updates" and self._settled:
+            self._place_new_clients()
+        elif self.by == "updates" and self._round >= self.cold_rounds:
+            self._cluster_updates()
         return winner
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "clusters": np.where(self.placed, self._axes, -1).tolist()}
 
     def state(self) -> dict[str, Any]:
-        open_ = np.flatnonzero(np.abs(self._sketches).sum(axis=1))  # sketches of clients without a cluster yet
         return {
             **super().state(),
             "axes": self._axes.tolist(),
             "settled": self._settled,
             "seen": self._seen.tolist(),
-            "sketches": {str(k): self._sketches[k].tolist() for k in open_},
+            "sketches": {str(k): self._sketches[k].tolist() for k in np.flatnonzero(self._moved)},
             "centroids": self._centroids.tolist(),
         }
 
@@ -169,6 +167,11 @@ class ClusteredFedHOO(FedHOO):
         for k, values in state["sketches"].items():
             self._sketches[int(k)] = values
         self._centroids = np.array(state["centroids"]).reshape(-1, SKETCH)
+
+    @property
+    def _moved(self) -> np.ndarray:
+        """(K,) bool, clients without a cluster of which there is an update."""
+        return np.asarray(np.abs(self._sketches).sum(axis=1) > 0)
 
     def _settle_by(self, labels: Sequence[int | str]) -> None:
         if len(labels) != self.n_clients:
@@ -191,7 +194,7 @@ class ClusteredFedHOO(FedHOO):
         self.clusters, self._settled = len(names), True
 
     def _cluster_updates(self) -> None:
-        seen = np.abs(self._sketches).sum(axis=1) > 0
+        seen = self._moved
         if not seen.any():
             return
         directions = _unit(self._sketches[seen])
@@ -208,7 +211,7 @@ class ClusteredFedHOO(FedHOO):
         self._point = np.array([before[seen][labels == a].mean() for a in range(self.clusters)])
 
     def _place_new_clients(self) -> None:
-        new = np.flatnonzero((np.abs(self._sketches).sum(axis=1) > 0) & ~self._seen)
+        new = np.flatnonzero(self._moved & ~self._seen)
         if new.size:
             self._axes[new] = (_unit(self._sketches[new]) @ self._centroids.T).argmax(axis=1)
             self._seen[new] = True

@@ -155,10 +155,7 @@ def prepare_runs(
             seed=settings.run.seed,
         )
         const, state = method.start(local, client_state)
-        run = PreparedRun(
-            row=row, probe=probe, plan=plan, local=local, hyper=hyper, groups=groups, const=const, state=state
-        )
-        runs.append(run)
+        runs.append(PreparedRun(row, probe, plan, local, hyper, groups, const, state))
     return runs
 
 

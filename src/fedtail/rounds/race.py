@@ -60,7 +60,8 @@ class Race(RateStrategy):
         self.title = inner.title  # type: ignore[misc]
         self._won = self.values[0]
         self._rungs: list[tuple[int, int]] | None = None
-        self._over = self._apart = False
+        self.racing, self._apart = True, False
+        """Whether ``judge`` is called after the coming round instead of ``tell``; and whether rivals race."""
         self._round = self._choice = 0
         self.rival = 0
         """The number of the model that ``ask``, ``trials`` and ``lr`` refer to."""
@@ -86,18 +87,13 @@ class Race(RateStrategy):
         self._apart = setting.rivals
         if self._rungs is None:
             self._rungs = rungs(setting.rounds)
-            self._over = not self._rungs
+            self.racing = bool(self._rungs)
         self.inner.begin(replace(setting, rounds=max(setting.rounds - self.length, 1)))
 
     @property
     def length(self) -> int:
         """Rounds of the race."""
         return sum(rounds for _, rounds in self._rungs or [])
-
-    @property
-    def racing(self) -> bool:
-        """Whether ``judge`` is called after the coming round instead of ``tell``."""
-        return not self._over
 
     def _runners(self) -> list[float]:
         """The values still in the race."""
@@ -111,17 +107,11 @@ class Race(RateStrategy):
         """(P,) or (1,) learning rates that all clients try."""
         return np.array(self._runners() if self.racing and not self.rivals else [self.lr])
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: np.ndarray | None = None, **more: Any) -> int:
         if self.racing:
             raise FedtailError("report the results of a race with judge()")
         self.evidence = []
-        return self.inner.tell(rewards, reports=reports, present=present)
+        return self.inner.tell(rewards, **more)
 
     def judge(self, rewards: np.ndarray, values: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
         """Process a round of all rivals or candidates and return the number of the leader.
@@ -154,7 +144,7 @@ class Race(RateStrategy):
         self._round += 1
         ends = np.cumsum([rounds for _, rounds in plan]).tolist()
         if self._round >= ends[-1]:
-            self._over, self._round, self._field, self._gain = True, 0, [], []
+            self.racing, self._round, self._field, self._gain = False, 0, [], []
         elif self._round in ends:
             kept = sorted(survivors(self._gain, plan[ends.index(self._round) + 1][0]))
             self._field, self._gain = [self._field[i] for i in kept], [self._gain[i] for i in kept]
@@ -197,7 +187,7 @@ class Race(RateStrategy):
         race = {
             "held": {"lr": self._won},
             "heats": [("lr", self._rungs)] if self._rungs else [],
-            "heat": int(self._over),
+            "heat": int(not self.racing),
             "round": self._round,
             "rival": self.rival,
             "field": self._field,
@@ -209,7 +199,7 @@ class Race(RateStrategy):
         race = state["race"]
         self._field, self._won = list(race["field"]), race["held"]["lr"]
         self._rungs = [(n, rounds) for _, rungs in race["heats"] for n, rounds in rungs]
-        self._over, self._round, self.rival = race["heat"] >= len(race["heats"]), race["round"], race.get("rival", 0)
+        self.racing, self._round, self.rival = race["heat"] < len(race["heats"]), race["round"], race.get("rival", 0)
         self._gain = [-np.inf if g is None else g for g in race["gain"]]
         self.inner.load_state(state["inner"])
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.evidence import Evidence
-from fedtail.core.metrics import METRICS, Metric
+from fedtail.core.metrics import METRICS, Metric, number_of
 from fedtail.core.promise import Promise
 from fedtail.errors import FedtailError
 from fedtail.files import write_atomically
@@ -156,23 +156,23 @@ class RunRecord:
             areas, counts = self.per_class("pr_auc"), self.train_counts
             known = areas.size and counts is not None and counts.size == areas.size
             return float(areas[int(np.argmin(counts))]) if known and counts is not None else float("nan")
-        return _number(self.test.get(name))
+        return number_of(self.test.get(name))
 
     def per_class(self, name: str = "accuracy") -> np.ndarray:
         """(C,) final ``per_class_accuracy`` or ``per_class_f1``."""
-        return np.array([_number(v) for v in self.test.get(f"per_class_{name}", [])])
+        return np.array([number_of(v) for v in self.test.get(f"per_class_{name}", [])])
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(rounds, values) of ``train_loss``, ``alignment``, ``test.macro_f1`` ..., where recorded."""
         section, _, key = name.rpartition(".")
         rows = [(r["round"], r.get(section, {}).get(key) if section else r.get(key)) for r in self.history]
-        kept = [(t, _number(v)) for t, v in rows if isinstance(v, int | float) and not isinstance(v, bool)]
+        kept = [(t, number_of(v)) for t, v in rows if isinstance(v, int | float) and not isinstance(v, bool)]
         return np.array([t for t, _ in kept], dtype=np.int64), np.array([v for _, v in kept], dtype=np.float64)
 
     def rate_path(self) -> np.ndarray:
         """(T, K) the resampling rates in force after each round."""
         lists = [r.get("rates", []) for r in self.history]
-        arrays = {id(values): np.array([_number(v) for v in values]) for values in lists}  # most rounds share one
+        arrays = {id(values): np.array([number_of(v) for v in values]) for values in lists}  # most rounds share one
         rows = [arrays[id(values)] for values in lists]
         return np.broadcast_to(rows[0], (len(rows), rows[0].size)) if len(arrays) == 1 else np.array(rows)
 
@@ -262,10 +262,6 @@ def read_timings(folder: Path) -> list[float]:
     """Seconds of each round done."""
     path = folder / "timings.csv"
     return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def promises(run: RunRecord) -> list[str]:
