@@ -49,7 +49,8 @@ def shadow_monitor(federation: Federation, model: FlatModel, method: Method, set
         updates, _ = engine.train(plain)
         engine.commit({})
         p = np.array([u.n_samples for u in updates], dtype=np.float64)
-        return {"sgd_alignment": alignment(np.stack([u.delta[0].cpu().numpy() for u in updates]), p / p.sum())}
+        deltas = np.stack([u.delta[0].cpu().numpy() for u in updates]).astype(np.float64)
+        return {"sgd_alignment": alignment(deltas @ deltas.T, p / p.sum())}
 
     return measure
 

@@ -71,8 +71,8 @@ def test_majority_only_floor_of_weighted_f1(ratio: float, floor: float) -> None:
 
 
 def test_alignment_of_identical_and_of_orthogonal_updates() -> None:
-    assert alignment(np.ones((4, 7)), np.full(4, 0.25)) == pytest.approx(1.0)
-    assert alignment(3 * np.eye(5), np.full(5, 0.2)) == pytest.approx(1 / math.sqrt(5))
+    assert alignment(np.ones((4, 4)), np.full(4, 0.25)) == pytest.approx(1.0)
+    assert alignment(9 * np.eye(5), np.full(5, 0.2)) == pytest.approx(1 / math.sqrt(5))
 
 
 def test_path_variation_starts_at_zero_and_weighs_clients() -> None:

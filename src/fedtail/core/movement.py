@@ -8,14 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def alignment(updates: ArrayLike, weights: ArrayLike) -> float:
-    """mean_k cos(u_k, sum_j p_j u_j): 1 for identical updates, 1/sqrt(K) for K orthogonal equal-norm ones."""
-    u = np.asarray(updates, dtype=np.float64)
-    return gram_alignment(u @ u.T, weights)
+def alignment(gram: ArrayLike, weights: ArrayLike) -> float:
+    """mean_k cos(u_k, sum_j p_j u_j): 1 for identical updates, 1/sqrt(K) for K orthogonal equal-norm ones.
 
-
-def gram_alignment(gram: ArrayLike, weights: ArrayLike) -> float:
-    """The same from the (K, K) inner products of the updates, which a GPU can compute where the updates are."""
+    gram: (K, K) inner products of the updates, which a GPU can compute where the updates are.
+    """
     g, p = np.asarray(gram, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     norms = np.sqrt(np.diag(g)) * np.sqrt(max(float(p @ g @ p), 0.0))
     each = (g @ p)[norms > 0] / norms[norms > 0]

@@ -116,8 +116,9 @@ class RateStrategy:
 
     @property
     def rates(self) -> np.ndarray:
-        """(K,) the values in force (of what ``searches`` names): those of the last selected candidate."""
-        raise NotImplementedError
+        """(K,) the values in force (of what ``searches`` names): those of the last selected candidate; by default the
+        first that ``ask`` gives."""
+        return self.ask()[:, 0]
 
     @property
     def done(self) -> bool:
@@ -197,10 +198,6 @@ class Fixed(RateStrategy):
     def ask(self) -> np.ndarray:
         return self._rates[:, None].copy()
 
-    @property
-    def rates(self) -> np.ndarray:
-        return self._rates.copy()
-
 
 def fixed_section(record: Mapping[str, Any]) -> dict[str, Any]:
     """The config section ``[rates]`` that keeps what a search found. record: the last of the run's history.
@@ -224,7 +221,3 @@ class Uniform(RateStrategy):
 
     def ask(self) -> np.ndarray:
         return np.full((self.n_clients, 1), self.rate)
-
-    @property
-    def rates(self) -> np.ndarray:
-        return self.ask()[:, 0]

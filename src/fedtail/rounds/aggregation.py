@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
-from fedtail.core.movement import gram_alignment
+from fedtail.core.movement import alignment
 from fedtail.core.records import Tensors, Update
 from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected
 from fedtail.errors import FedtailError
@@ -101,7 +101,7 @@ class Gathered:
         nothing of sums, in which single clients cannot be told."""
         if any(u.members for u in self.raw):
             return {}
-        out: dict[str, Any] = {"alignment": gram_alignment(self.gram(choice), p)} if "alignment" in wanted else {}
+        out: dict[str, Any] = {"alignment": alignment(self.gram(choice), p)} if "alignment" in wanted else {}
         return {**out, "influence": self.influence(choice)} if real or "influence" in wanted else out
 
     def gram(self, choice: np.ndarray) -> np.ndarray:
@@ -152,20 +152,15 @@ def _drawn(update: Update, factor: float, centre: Tensor) -> Update:
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
     """x + sum_k a_k delta_k[choice_k], summed in client order in float64; of a large model on a CPU a piece at a time,
     so that the sum stays in the cache."""
-    if x.is_cuda or len(x) <= SUMMED:
-        return _piece_combined(x, weights, updates, choice, slice(None))
-    pieces = [slice(first, first + SUMMED) for first in range(0, len(x), SUMMED)]
-    return torch.cat([_piece_combined(x[piece], weights, updates, choice, piece) for piece in pieces])
-
-
-def _piece_combined(
-    x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray, piece: slice
-) -> Tensor:
-    total = x.to(torch.float64, copy=True)
-    term = torch.empty_like(total)  # one for all: fresh memory of a large model takes longer than the sum
-    for a, u, c in zip(weights, updates, choice, strict=True):
-        total += term.copy_(u.delta[int(c), piece]).mul_(float(a))
-    return total.to(x.dtype)
+    width = len(x) if x.is_cuda else min(len(x), SUMMED)
+    done = []
+    for piece in [slice(first, first + width) for first in range(0, len(x), width)]:
+        total = x[piece].to(torch.float64, copy=True)
+        term = torch.empty_like(total)  # one for all: fresh memory of a large model takes longer than the sum
+        for a, u, c in zip(weights, updates, choice, strict=True):
+            total += term.copy_(u.delta[int(c), piece]).mul_(float(a))
+        done.append(total.to(x.dtype))
+    return torch.cat(done)
 
 
 def inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
