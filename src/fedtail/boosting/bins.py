@@ -8,7 +8,8 @@ are bins of their own where enough rows have them. The last bin of every column 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,13 +84,12 @@ class Bins:
     """Per column: a number's bin is how many of these lie below it; empty for a category."""
     kept: tuple[tuple[int, ...], ...] = ()
     """Per column: the levels that have a bin, in the order of their bins; empty for a number."""
-    sizes: np.ndarray = field(init=False, repr=False, compare=False)
-    """(F,) bins per column, that of missing values included."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """(F,) bins per column, that of missing values included."""
         pairs = zip(self.columns, self.cuts, self.kept, strict=True)
-        sizes = [len(kept) + 1 if c.levels else len(cuts) + 2 for c, cuts, kept in pairs]
-        object.__setattr__(self, "sizes", np.array(sizes, dtype=np.int64))
+        return np.array([len(kept) + 1 if c.levels else len(cuts) + 2 for c, cuts, kept in pairs], dtype=np.int64)
 
     @property
     def offsets(self) -> np.ndarray:

@@ -92,12 +92,6 @@ class _Node:
     split: Split | None = None
 
 
-@dataclass
-class _Tree:
-    leaves: int = 1
-    nodes: int = 1
-
-
 Question = Count | Weigh | Level | Check
 Ask = Callable[[Question], np.ndarray]
 """A question -> the sum of all sites' answers. One of size 0 is not sent: by it, rows only move."""
@@ -151,7 +145,7 @@ def best_round(forest: Forest) -> int:
 def grow(plan: Plan, forest: Forest, ask: Ask) -> None:
     """Add the trees of the next round."""
     start, t, method = forest.start, forest.rounds, plan.method
-    seen, trees = plan.seen(t), [_Tree() for _ in range(plan.trees)]
+    seen, counts, most = plan.seen(t), [1] * plan.trees, 2 * method.leaves - 1  # nodes so far, and at most
     finder = Finder(start.bins, start.fields, method.least_rows, seen)
     bins, roots = finder.bins, tuple(range(plan.trees))
     forest.add_round()
@@ -161,14 +155,14 @@ def grow(plan: Plan, forest: Forest, ask: Ask) -> None:
         open_ = [n for n in nodes if n.sums is not None]
         for node, found in zip(open_, finder.best(np.array([n.sums for n in open_])), strict=True):
             node.split = found
-        _limit(nodes, trees, method.leaves)
+        _limit(nodes, counts, most)
         parents = [n for n in nodes if n.split is not None]
-        split, children = _children(nodes, trees, forest, finder, t, method.lr)
+        split, children = _children(nodes, counts, forest, finder, t, method.lr)
         built: list[tuple[int, np.ndarray]] = []
         for j, parent in enumerate(parents if depth < method.depth - 1 else []):
             pair = children[2 * j : 2 * j + 2]
             rows = [start.fields.rows(n.total) for n in pair]
-            if trees[parent.tree].leaves < method.leaves and max(rows) >= 2 * method.least_rows:
+            if counts[parent.tree] < most and max(rows) >= 2 * method.least_rows:
                 assert parent.sums is not None
                 built.append((2 * j + int(rows[1] < rows[0]), parent.sums))  # that of fewer rows; the other is the rest
         asked = tuple(i for i, _ in built)
@@ -179,22 +173,21 @@ def grow(plan: Plan, forest: Forest, ask: Ask) -> None:
         for (i, whole), own in zip(built, sums.reshape(-1, bins.total), strict=True):
             children[i].sums, children[i ^ 1].sums = own, whole - own
     if nodes:
-        ends = _children(nodes, trees, forest, finder, t, method.lr)[0]
+        ends = _children(nodes, counts, forest, finder, t, method.lr)[0]
         ask(Level(start, t, seen, (), (), ends, tuple(n.tree for n in nodes)))
 
 
-def _limit(nodes: Sequence[_Node], trees: Sequence[_Tree], leaves: int) -> None:
-    """Of more splits than a tree may have leaves, those that gain most."""
-    for k, tree in enumerate(trees):
+def _limit(nodes: Sequence[_Node], counts: Sequence[int], most: int) -> None:
+    """Of more splits than a tree may have, those that gain most: each adds two nodes."""
+    for k, count in enumerate(counts):
         wanted = [n for n in nodes if n.tree == k and n.split is not None]
         wanted.sort(key=lambda n: -n.split.gain if n.split else 0.0)
-        for node in wanted[leaves - tree.leaves :]:
+        for node in wanted[(most - count) // 2 :]:
             node.split = None
-        tree.leaves += min(len(wanted), leaves - tree.leaves)
 
 
 def _children(
-    nodes: Sequence[_Node], trees: Sequence[_Tree], forest: Forest, finder: Finder, t: int, lr: float
+    nodes: Sequence[_Node], counts: list[int], forest: Forest, finder: Finder, t: int, lr: float
 ) -> tuple[tuple[tuple[int, np.ndarray] | float, ...], list[_Node]]:
     """What becomes of every node, written into the forest, and the nodes of the next level."""
     out: list[tuple[int, np.ndarray] | float] = []
@@ -205,11 +198,11 @@ def _children(
             forest.value[at] = lr * finder.value(node.total)
             out.append(float(forest.value[at]))
             continue
-        tree, forest.column[at], forest.gain[at] = trees[node.tree], node.split.column, node.split.gain
-        forest.left[at], forest.child[at] = np.packbits(node.split.left, bitorder="little"), tree.nodes
+        first, forest.column[at], forest.gain[at] = counts[node.tree], node.split.column, node.split.gain
+        forest.left[at], forest.child[at] = np.packbits(node.split.left, bitorder="little"), first
         out.append((node.split.column, node.split.left))
-        children += [_Node(node.tree, tree.nodes + i, int(s)) for i, s in enumerate(node.split.sums)]
-        tree.nodes += 2
+        children += [_Node(node.tree, first + i, int(s)) for i, s in enumerate(node.split.sums)]
+        counts[node.tree] += 2
     return tuple(out), children
 
 
