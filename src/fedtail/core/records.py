@@ -55,7 +55,7 @@ class Task:
     reports: frozenset[str] = frozenset()
     """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``, ``diverged`` (a race)."""
     rival: int = 0
-    """Which of several models side by side this is of (``rounds.rivals``): what a client keeps is kept for each."""
+    """Which of several models side by side this is of (``rounds.search``): what a client keeps is kept for each."""
     advance: Callable[[float], None] = field(default=lambda part: None, compare=False)
     """For engines to call now and then: so much more of the task's local training is done, 1 in all. Stays at home."""
 

@@ -29,21 +29,17 @@ class Totals(Protocol):
     @property
     def here(self) -> Sequence[int]:
         """Clients whose data are in this process: all in a simulation, one at a site, none at a relay."""
-        ...
 
     @property
     def groups(self) -> Sequence[Sequence[int]]:
         """The clusters of clients that may be summed apart, fixed for the run; one of all clients if there are none."""
-        ...
 
     def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
         """(size,) int64: the sum over all clients of ``part(client)``. ``size``, ``limit`` and ``reach`` must follow
         from what everybody knows: settings and earlier totals."""
-        ...
 
     def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
         """(groups, size) int64: the same over each group."""
-        ...
 
 
 class Counts:

@@ -1,6 +1,6 @@
 """A learning rate found by a race: what ``local.lr = "auto"`` does in the first rounds of a run.
 
-Learning rates race on models of their own (``rounds.rivals``): from the same beginning, each trains a few rounds at its
+Learning rates race on models of their own (``rounds.search``): from the same beginning, each trains a few rounds at its
 value, the clients compare the models on their private validation splits, and the better half goes on (successive
 halving; Jamieson and Talwalkar, AISTATS 2016). The winner's model is then the run's, as if it had had that learning
 rate from the start. Where clients may not be asked for several models (masked sums), all values start every round from

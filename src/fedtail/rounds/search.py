@@ -100,7 +100,7 @@ def select(
     of all; 0 and None where there is nothing to compare."""
     rates, n = problem.rates, problem.engine.n_clients
     race, reports = race_of(rates), reports_of(updates, n)
-    if race is not None and race.rivals:  # models side by side are compared with each other (rounds.rivals)
+    if race is not None and race.rivals:  # models side by side are compared with each other (play_rivals)
         return 0, None
     if race is not None and race.racing and candidates is not None:
         values, shown = race_values(problem, settings, candidates, present)
