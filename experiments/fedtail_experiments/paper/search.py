@@ -133,7 +133,8 @@ def race_trials(
     def play(standing: Sequence[dict[str, Any]], rung: int) -> list[float]:
         length, n = rounds[rung], len(seeds)
         plan = {**base, "run.rounds": length}
-        cells = [cell_of(plan, name, method, s, seed) for seed in seeds for s in standing]  # a seed's data are read once
+        # seed by seed: the data of one are read once
+        cells = [cell_of(plan, name, method, s, seed) for seed in seeds for s in standing]
         found = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
         scores = [sum(found[i :: len(standing)]) / n for i in range(len(standing))]
         trials.extend(Trial(method, s, length, score, n) for s, score in zip(standing, scores, strict=True))
