@@ -201,9 +201,14 @@ def draw(chart: Chart, width: float | None = None) -> Any:
         return _DRAW[type(chart)](chart, width)
 
 
+def shade(index: int) -> int:
+    """Return the place among the colours of the i-th series; 0, grey, is only for what others are compared with."""
+    return index if index < len(COLOURS) else 1 + (index - 1) % (len(COLOURS) - 1)
+
+
 def colour(index: int) -> str:
-    """Return the colour of the i-th series; 0 is the grey of what others are compared with."""
-    return COLOURS[index] if index < len(COLOURS) else COLOURS[1 + (index - 1) % (len(COLOURS) - 1)]
+    """Return the colour of the i-th series."""
+    return COLOURS[shade(index)]
 
 
 def line_on(

@@ -162,6 +162,34 @@ def test_every_chart_can_be_read_with_the_keyboard(browser: Any, page: Path) -> 
         assert not tip.is_displayed()
 
 
+def test_every_chart_has_its_numbers_in_a_table_that_opens(browser: Any, page: Path) -> None:
+    show(browser, page)
+    unfold(browser)
+    tables = browser.execute_script(
+        """
+        document.querySelectorAll("figure.chart > details").forEach(d => { d.open = true; });
+        return new Promise(done => setTimeout(() => done(
+          [...document.querySelectorAll("figure.chart")].map(f => [
+            f.querySelector("figcaption").textContent,
+            [...f.querySelectorAll("details tr")].map(r => [...r.cells].map(c => c.textContent)),
+          ])), 500));
+        """
+    )
+    assert all(len(rows) > 1 and len({len(row) for row in rows}) == 1 for _, rows in tables)
+    found = dict(tables)
+    assert found["Each site, alone and federated"][:2] == [
+        ["site", "alone", "federated", "gain"],
+        ["site 0", "0.600", "0.700", "+0.100"],
+    ]
+    curves = found["Training loss"]
+    assert curves[0] == ["round", "FedAvg + U 0.6", "FedCGNM + FedHOO", "FedCGNM + U 0.6"] and len(curves) == 13
+    assert [row[0] for row in curves[1:]] == [str(t) for t in range(1, 13)] and "±" in curves[1][1]
+    seeds = found["Every seed: macro F1"]
+    assert seeds[0] == ["", "seed 0", "seed 1", "seed 2", "mean"] and len(seeds) == 4
+    cells = found["Training samples by client and class"]
+    assert cells[0] == ["client / class, rarest first", *(f"class {c}" for c in reversed(range(6)))]
+
+
 def test_a_legend_button_hides_its_series(browser: Any, page: Path) -> None:
     show(browser, page)
     figure = browser.find_element("css selector", "#curves figure")

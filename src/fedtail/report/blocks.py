@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedtail.plots import Chart
+from fedtail.plots import Chart, shade
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.words import fixed, percent, plural, shortened, signed, times
 
@@ -151,10 +151,10 @@ def environment() -> Environment:
     from fedtail.report import svg
 
     env = _environment(autoescape=True)
-    env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "colour": svg.shade_of, "edge": svg.WIDTH - 6}
+    env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "rounded": svg.rounded, "edge": svg.WIDTH - 6, "colour": shade}
     env.globals |= {"value_text": svg.value_text, "shortened": lambda name: shortened(name, svg.MOST_LETTERS)}
     env.globals |= {"kind": lambda block: type(block).__name__.lower(), "finite": math.isfinite}
-    env.tests["text"] = lambda value: isinstance(value, str)
     return env
 
 

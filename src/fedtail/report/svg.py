@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
-from fedtail.plots import Chart, Heat, Line, Lines, Rows, thinned
-from fedtail.report.blocks import Table, environment
+from fedtail.plots import Chart, Heat, Line, Lines, Rows, shade, thinned
+from fedtail.report.blocks import environment
 from fedtail.words import mean_spread, number
 
 WIDTH, HEIGHT = 480, 290
@@ -23,14 +22,10 @@ LETTERS = 24
 """Letters of a name on one line."""
 FEW = 16
 """Rows up to which they stand wide apart."""
-MOST_ROWS = 40
-"""Points in the data table of a curve."""
 LEVELS = 10
 """Colours of a map."""
 MOST_LETTERS = 30
 """Longer names of a map are cut; the tooltip and the data table have them whole."""
-MOST_CELLS = 400
-"""Cells of a map in a data table that is written out."""
 LEAST = 15
 """Least size of a cell with a name of its own: no name is dropped, a map of many scrolls."""
 
@@ -57,9 +52,6 @@ class Scale:
         """Return the nearest value that the axis has."""
         return min(max(value, self.low), self.high)
 
-    def data(self) -> list[float]:
-        return [self.low, self.high, self.start, self.stop]
-
 
 def ticks(low: float, high: float) -> list[float]:
     """Return about six round numbers around [low, high].
@@ -77,21 +69,15 @@ def nice_range(values: Sequence[float], floor: float | None, ceiling: float | No
     low, high = min(finite), max(finite)
     pad = (abs(high) * 0.1 or 0.5) if high - low < 1e-9 else 0.0
     around = ticks(low - pad, high + pad)
-    return max(around[0], -math.inf if floor is None else floor), min(
-        around[-1], math.inf if ceiling is None else ceiling
-    )
+    low, high = around[0], around[-1]
+    return low if floor is None else max(low, floor), high if ceiling is None else min(high, ceiling)
 
 
 def svg(chart: Chart) -> Markup:
     """Return a chart as a figure of the page, with legend, caption and the numbers behind it."""
     draw: dict[type, Callable[[Any], dict[str, Any]]] = {Lines: _lines, Rows: _rows, Heat: _heat}
-    values = {"c": chart, "wide": False, "legend": [], "data": "", **draw[type(chart)](chart)}
+    values = {"c": chart, "wide": False, "legend": [], **draw[type(chart)](chart)}
     return Markup(environment().get_template("charts.html").render(**values))
-
-
-def shade_of(index: int) -> int:
-    """Return the colour class of the i-th series; 0 is the grey of the baseline."""
-    return index if index < 8 else 1 + (index - 1) % 7
 
 
 def _lines(chart: Lines) -> dict[str, Any]:
@@ -112,39 +98,32 @@ def _lines(chart: Lines) -> dict[str, Any]:
         "series": [(line, _path(line, x, y, chart.steps), _band(line, x, y)) for line in lines],
         "size": (WIDTH, height),
         "summary": f"Line chart over {chart.x_label}; last values: {last}. Arrow keys step through the values.",
-        "table": _line_table(chart, lines),
         "legend": [(li.name, li.colour) for li in lines]
         if len(lines) > 1 or not (chart.runs or chart.diagonal)
         else [],
-        "data": _json(
-            {
-                "x": x.data(),
-                "y": y.data(),
-                "label": chart.x_label,
-                "steps": chart.steps,
-                "between": chart.between,
-                "names": [chart.x_name(v) for v in sorted({round(float(v), 5) for li in lines for v in li.x})],
-                "series": [
-                    {"name": li.name, "c": shade_of(li.colour)}
-                    | {key: values.tolist() for key, values in (("x", li.x), ("y", li.y), ("s", li.spread))}
-                    for li in lines
-                ],
-            }
-        ),
+        "data": {
+            "x": astuple(x),
+            "y": astuple(y),
+            "label": chart.x_label,
+            "steps": chart.steps,
+            "between": chart.between,
+            "names": [chart.x_name(v) for v in sorted({round(float(v), 5) for li in lines for v in li.x})],
+            "series": [
+                {"name": li.name, "c": shade(li.colour)}
+                | {key: values.tolist() for key, values in (("x", li.x), ("y", li.y), ("s", li.spread))}
+                for li in lines
+            ],
+        },
     }
 
 
 def _path(line: Line, x: Scale, y: Scale, steps: bool) -> str:
-    parts, pen, previous = [], "M", 0.0
-    for a, b in zip(line.x.tolist(), line.y.tolist(), strict=True):
-        if not math.isfinite(b):
-            pen = "M"
-            continue
-        if steps and pen == "L":
-            parts.append(f"L{x(a):g} {previous:g}")
-        previous = y(b)
-        parts.append(f"{pen}{x(a):g} {previous:g}")
-        pen = "L"
+    at, height = (np.repeat(line.x, 2)[1:], np.repeat(line.y, 2)[:-1]) if steps else (line.x, line.y)
+    parts, pen = [], "M"
+    for a, b in zip(at.tolist(), height.tolist(), strict=True):
+        known = math.isfinite(b)
+        parts += [f"{pen}{x(a):g} {y(b):g}"] if known else []
+        pen = "L" if known else "M"
     return "".join(parts)
 
 
@@ -156,23 +135,6 @@ def _band(line: Line, x: Scale, y: Scale) -> str:
     up, down = ([y(y.within(v)) for v in (line.y + s * line.spread)[ok].tolist()] for s in (1, -1))
     points = [f"{a:g} {b:g}" for a, b in [*zip(xs, up, strict=True), *zip(xs[::-1], down[::-1], strict=True)]]
     return "M" + "L".join(points) + "Z"
-
-
-def _line_table(chart: Lines, lines: Sequence[Line]) -> Table:
-    every = sorted({v for li in lines for v in li.x.tolist()})
-    keep = every
-    if len(every) > MOST_ROWS:
-        keep = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, MOST_ROWS).round().astype(int))]
-    rows = []
-    for v in keep:
-        row = [chart.x_name(v)]
-        for li in lines:
-            at = np.flatnonzero(li.x == v)
-            spread = float(li.spread[at[0]]) if at.size and li.spread.size else math.nan
-            row.append(value_text(float(li.y[at[0]]), spread if spread > 0 else math.nan) if at.size else "–")
-        rows.append(row)
-    part = f" ({len(keep)} of {len(every)} points)" if len(keep) < len(every) else ""
-    return Table(rows, [chart.x_label + part, *(li.name for li in lines)])
 
 
 def _rows(chart: Rows) -> dict[str, Any]:
@@ -188,7 +150,6 @@ def _rows(chart: Rows) -> dict[str, Any]:
     top = 26.0 if (chart.sides and chart.side_label) or n > FEW else 8.0
     x, y = Scale(low, high, left, right), Scale(0, n, top, top + tall * n)
     shift = 0.0 if chart.owners else min(8.0, tall * 0.7 / max(apart, 1))
-    seeds = list(dict.fromkeys(name for s in chart.series for each in s.each for name in each))
     return {
         "kind": "marks",
         "x": x,
@@ -199,23 +160,14 @@ def _rows(chart: Rows) -> dict[str, Any]:
         "twice": n > FEW,
         "size": (WIDTH, y.stop + 44),
         "summary": f"{chart.x_label} of {n} rows. Arrow keys step through the values.",
-        "table": _row_table(chart, seeds),
+        "data": {
+            "label": chart.heading,
+            "rows": chart.names,
+            "side": chart.side_label or "mean",
+            "sides": chart.sides,
+        },
         "legend": [] if chart.owners or (chart.runs and apart == 1) else [(s.name, s.colour) for s in chart.series],
     }
-
-
-def _row_table(chart: Rows, seeds: Sequence[str]) -> Table:
-    if seeds:  # each row is of one series
-        owner = {j: s for s in chart.series for j in range(len(chart.names)) if s.each and s.each[j]}
-        rows = [
-            [chart.names[j], *(number(s.each[j].get(seed, math.nan)) for seed in seeds), number(float(s.values[j]))]
-            for j, s in sorted(owner.items(), key=lambda item: item[0])
-        ]
-        return Table(rows, [chart.heading, *seeds, "mean"])
-    columns = [[value_text(float(v), s.spread(j)) for j, v in enumerate(s.values)] for s in chart.series]
-    sides = [chart.sides] if chart.sides else []
-    head = [chart.heading, *([chart.side_label] if chart.sides else []), *(s.name for s in chart.series)]
-    return Table([list(row) for row in zip(chart.names, *sides, *columns, strict=True)], head)
 
 
 def _heat(chart: Heat) -> dict[str, Any]:
@@ -232,7 +184,6 @@ def _heat(chart: Heat) -> dict[str, Any]:
     y = Scale(0, n_rows, 8, round(8 + tall * n_rows, 2))
     shade = np.clip(np.ceil(np.nan_to_num(chart.shades) * LEVELS), 1, LEVELS)
     levels = np.where(np.nan_to_num(values) > 0, shade, 0).astype(int)
-    heading = f"{chart.row_label} / {chart.column_label}"
     return {
         "kind": "heat",
         "x": x,
@@ -242,24 +193,15 @@ def _heat(chart: Heat) -> dict[str, Any]:
         "turned": turned,
         "size": (max(x.stop + 12, width), height),
         "summary": f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",
-        # of many cells the page's script makes the table when it is opened
-        "table": Table(
-            [[chart.rows[r], *(number(float(v), 2) for v in values[r])] for r in range(n_rows)],
-            [heading, *chart.columns],
-        )
-        if values.size <= MOST_CELLS
-        else None,
         "wide": chart.wide,
-        "data": _json(
-            {
-                "grid": [x.start, y.start, cell, tall],
-                "rows": list(chart.rows),
-                "columns": list(chart.columns),
-                "values": [[float(v) for v in row] for row in values],
-                "labels": [chart.row_label, chart.column_label],
-                "unit": chart.unit,
-            }
-        ),
+        "data": {
+            "grid": [x.start, y.start, cell, tall],
+            "rows": list(chart.rows),
+            "columns": list(chart.columns),
+            "values": [[float(v) for v in row] for row in values],
+            "labels": [chart.row_label, chart.column_label],
+            "unit": chart.unit,
+        },
     }
 
 
@@ -288,14 +230,10 @@ def _letters(text: str) -> float:
     return sum(11.2 if c.isupper() or c in "mw%+" else 5.0 if c in "ijlft.,:;' " else 8.7 for c in text)
 
 
-def _json(data: Any) -> Markup:
-    # a "<" inside a string could begin "</script>" or "<!--" and change how the rest of the page is read
-    return Markup(json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
-
-
-def _finite(data: Any) -> Any:
+def rounded(data: Any) -> Any:
+    """Return numbers as the page's script reads them: no more digits than it shows, null where there is none."""
     if isinstance(data, float):
         return None if not math.isfinite(data) else int(data) if data.is_integer() else round(data, 5)
     if isinstance(data, dict):
-        return {k: _finite(v) for k, v in data.items()}
-    return [_finite(v) for v in data] if isinstance(data, Iterable) and not isinstance(data, str) else data
+        return {k: rounded(v) for k, v in data.items()}
+    return [rounded(v) for v in data] if isinstance(data, Iterable) and not isinstance(data, str) else data

@@ -46,9 +46,9 @@
     });
   };
 
+  const places = (d) => [...new Set(d.series.flatMap((s) => s.x))].sort((a, b) => a - b);
   const lines = (figure, svg, d) => {
-    const cursor = svg.querySelector(".cursor");
-    const xs = [...new Set(d.series.flatMap((s) => s.x))].sort((a, b) => a - b);
+    const cursor = svg.querySelector(".cursor"), xs = places(d);
     const [lo, hi, from, to] = d.x;
     const at = (v) => hi > lo ? from + (v - lo) / (hi - lo) * (to - from) : (from + to) / 2;
     let now = -1;
@@ -115,24 +115,6 @@
       show([heading(`${num(d.values[r][c])}${d.unit ? " " + d.unit : ""}`), row(`${d.labels[0]}: ${d.rows[r]}`), row(`${d.labels[1].split(",")[0]}: ${d.columns[c]}`)], p.x, p.y);
     };
     const leave = () => { frame.setAttribute("width", 0); frame.setAttribute("height", 0); };
-    const details = figure.querySelector("details"), room = details.querySelector(".scroll");
-    details.addEventListener("toggle", () => {
-      if (room.firstChild) return;
-      const table = document.createElement("table"), top = table.createTHead().insertRow(), body = table.createTBody();
-      const head = (line, text, scope) => {
-        const th = document.createElement("th");
-        th.scope = scope;
-        th.textContent = text;
-        line.append(th);
-      };
-      [d.labels.join(" / "), ...d.columns].forEach((text) => head(top, text, "col"));
-      d.values.forEach((values, r) => {
-        const line = body.insertRow();
-        head(line, d.rows[r], "row");
-        values.forEach((v) => { line.insertCell().textContent = num(v); });
-      });
-      room.append(table);
-    });
     wire(svg, {
       move: (e) => {
         const p = point(svg, e), c = Math.floor((p.x - x0) / w), r = Math.floor((p.y - y0) / h);
@@ -143,9 +125,47 @@
     });
   };
 
+  // The numbers behind a chart, as a table that is made when it is opened: [head, ...rows].
+  const numbers = {
+    lines: (figure, d) => [[d.label, ...d.series.map((s) => s.name)], ...places(d).map((v, i) => [d.names[i] ?? v, ...d.series.map((s) => {
+      const at = s.x.indexOf(v);
+      return at < 0 ? "–" : num(s.y[at]) + (s.s[at] ? " ± " + num(s.s[at]) : "");
+    })])],
+    marks: (figure, d) => {
+      const said = new Map(d.rows.map((name) => [name, new Map()])), columns = new Set();
+      figure.querySelectorAll("[data-tip]").forEach((mark) => {
+        const [name, text] = mark.dataset.tip.split("\n"), cut = text.lastIndexOf(": ");
+        columns.add(text.slice(0, cut));
+        said.get(name).set(text.slice(0, cut), text.slice(cut + 2));
+      });
+      const side = d.sides.length ? [d.side] : [];
+      return [[d.label, ...columns, ...side], ...d.rows.map((name, i) => [name, ...[...columns].map((c) => said.get(name).get(c) ?? "–"), ...d.sides.slice(i, i + 1)])];
+    },
+    heat: (figure, d) => [[d.labels.join(" / "), ...d.columns], ...d.rows.map((name, i) => [name, ...d.values[i].map(num)])],
+  };
+  const tabled = ([head, ...rows]) => {
+    const table = document.createElement("table"), top = table.createTHead().insertRow(), body = table.createTBody();
+    const named = (line, text, scope) => {
+      const th = document.createElement("th");
+      th.scope = scope;
+      th.textContent = text;
+      line.append(th);
+    };
+    head.forEach((text) => named(top, text, "col"));
+    rows.forEach(([name, ...cells]) => {
+      const line = body.insertRow();
+      named(line, name, "row");
+      cells.forEach((text) => { line.insertCell().textContent = text; });
+    });
+    if (rows.length > 1) sortable(table);
+    return table;
+  };
+
   document.querySelectorAll("figure.chart").forEach((figure) => {
-    const svg = figure.querySelector(".canvas svg"), raw = figure.querySelector('script[type="application/json"]');
-    ({ lines, marks, heat })[figure.dataset.kind]?.(figure, svg, raw ? JSON.parse(raw.textContent) : null);
+    const svg = figure.querySelector(".canvas svg"), kind = figure.dataset.kind;
+    const d = JSON.parse(figure.querySelector('script[type="application/json"]').textContent), details = figure.querySelector("details");
+    ({ lines, marks, heat })[kind](figure, svg, d);
+    details.addEventListener("toggle", () => details.querySelector(".scroll").replaceChildren(tabled(numbers[kind](figure, d))));
     figure.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
       const on = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", on);
@@ -188,7 +208,7 @@
     const found = text.replace(/^[<>]\s*/, "").match(number)[0].replace("\u2212", "-").replaceAll(",", "");
     return found !== "" && found !== "-" && found !== "+" ? Number(found) : text.toLowerCase();
   };
-  document.querySelectorAll("table.sortable").forEach((table) => {
+  const sortable = (table) => {
     const body = table.tBodies[0], original = [...body.rows], heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
       if (!head.textContent.trim()) return;
@@ -214,7 +234,8 @@
         body.append(...(next === "none" ? original : [...original].sort(compare)));
       });
     });
-  });
+  };
+  document.querySelectorAll("table.sortable").forEach(sortable);
 
   // What is wider than its frame says so, until it was scrolled.
   const frames = [...document.querySelectorAll(".scroll, .canvas, nav")];
