@@ -169,7 +169,6 @@ class Heat(Chart):
     column_label: str = ""
     shade: np.ndarray | None = None
     unit: str = ""
-    wide: bool = False
 
     def __bool__(self) -> bool:
         return self.values.size > 0

@@ -186,8 +186,16 @@ def test_every_chart_has_its_numbers_in_a_table_that_opens(browser: Any, page: P
     assert [row[0] for row in curves[1:]] == [str(t) for t in range(1, 13)] and "±" in curves[1][1]
     seeds = found["Every seed: macro F1"]
     assert seeds[0] == ["", "seed 0", "seed 1", "seed 2", "mean"] and len(seeds) == 4
-    cells = found["Training samples by client and class"]
-    assert cells[0] == ["client / class, rarest first", *(f"class {c}" for c in reversed(range(6)))]
+
+
+def test_a_cell_of_a_map_is_read_where_it_is_pointed_at(browser: Any, page: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    show(browser, page)
+    cell = browser.find_element("css selector", "#federation table.heat td")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell)
+    ActionChains(browser).move_to_element(cell).perform()
+    assert browser.find_element("id", "tip").text.split("\n") == [cell.text, "site 0", "class 5"]
 
 
 def test_a_legend_button_hides_its_series(browser: Any, page: Path) -> None:

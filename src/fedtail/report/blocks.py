@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedtail.plots import Chart, shade
-from fedtail.report.comparison import Comparison, Contender
-from fedtail.words import fixed, percent, plural, shortened, signed, times
+from fedtail.plots import Heat, Lines, Rows, shade
+from fedtail.words import NONE, fixed, percent, plural, shortened, signed, times
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Cell:
 
 
 Cells = Sequence[str | Cell]
+LEVELS = 10
+"""Colours of a map."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,6 @@ class Text(Block):
 
     text: str
     look: str = ""
-
-
-@dataclass(frozen=True)
-class Heading(Block):
-    text: str
 
 
 @dataclass(frozen=True)
@@ -94,29 +91,53 @@ class Table(Block):
         return "\n".join([line(self.head), rule, *map(line, [*self.rows, *self.rest])])
 
 
+Line = Mapping[str, str | Cell]
+"""A row by the heads of its columns."""
+
+
 def table_of(
-    comparison: Comparison,
-    rows: Iterable[tuple[Contender, Cells]],
-    head: Sequence[str],
-    name: str,
+    lines: Iterable[Line],
+    name: str = "",
     look: str = "",
+    colours: Mapping[str, int] | None = None,
     *,
-    at: int = 0,
-    always: bool = False,
+    rest: Iterable[Line] = (),
 ) -> Table:
-    """Return a table whose rows are of contenders; where these are several (or ``always``), the column ``at`` says of
-    which, and the page's filter hides the rows."""
-    every, named = list(rows), always or comparison.several
-    labelled = [[*cells[:at], one.label, *cells[at:]] if named else cells for one, cells in every]
-    runs = [comparison.own_colour(one) for one, _ in every]
-    return Table(labelled, [*head[:at], "Method", *head[at:]] if named else head, name, look, runs)
+    """Return a table of lines, without the columns that none of them fills; the page's filter hides those whose
+    ``Method`` is among ``colours``."""
+    every, below = list(lines), list(rest)
+    heads = dict.fromkeys(head for line in every for head in line)
+    kept = [head for head in heads if any(str(line.get(head, "")) not in ("", NONE) for line in every)]
+    rows, others = ([[line.get(head, "") for head in kept] for line in part] for part in (every, below))
+    runs = [(colours or {}).get(getattr(label, "text", label)) for line in every for label in [line.get("Method", "")]]
+    return Table(rows, kept, name, look, runs, others)
+
+
+def shaded(value: float, share: float, look: str = "") -> Cell:
+    """Return a cell of a map, of a stronger colour the larger a share is."""
+    level = int(np.clip(np.ceil(share * LEVELS), 0, LEVELS)) if math.isfinite(share) else 0
+    text = f"{value:g}" if value == np.floor(value) else fixed(value, 2).lstrip("0")
+    return Cell(text, look=f"h{level} {look}".strip())
+
+
+def map_of(chart: Heat) -> Table:
+    """Return a map as a table with coloured cells: it sorts, its row names stay in sight, and it can be read aloud."""
+    cells = [map(shaded, *both) for both in zip(chart.values.tolist(), chart.shades.tolist(), strict=True)]
+    rows = [[name, *row] for name, row in zip(chart.rows, cells, strict=True)]
+    head = [f"{chart.row_label} / {chart.column_label}", *chart.columns]
+    return Table(rows, head, chart.title, map_look(chart.columns))
+
+
+def map_look(columns: Sequence[str]) -> str:
+    """Return the look of a map: many columns have turned heads; of very many, numbers are shown where pointed at."""
+    return "heat" + " turned" * (len(columns) > 12) + " dense" * (len(columns) > 30)
 
 
 @dataclass(frozen=True)
 class Charts(Block):
     """Charts in a grid that fits the screen; those with nothing to draw are left out."""
 
-    charts: Sequence[Chart | None]
+    charts: Sequence[Lines | Rows | None]
     size: str = ""
 
     def __post_init__(self) -> None:
@@ -136,6 +157,11 @@ class Fold(Block):
         return any(self.blocks)
 
 
+def folded(label: str, block: Block, run: int | None, *, is_open: bool) -> Block:
+    """Return what is about one of several contenders, folded under its label; of the only one as it is."""
+    return block if run is None else Fold(label, [block], is_open, run)
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the page with its heading."""
@@ -146,21 +172,27 @@ class Section:
 
 
 @cache
-def environment() -> Environment:
-    """Return the templates of the package; everything that is filled in is escaped."""
-    from fedtail.report import svg
+def environment(kind: str = "html") -> Environment:
+    """Return the templates of the package. In a page everything that is filled in is escaped; into Markdown nothing is
+    filled in that begins a cell, line or tag."""
+    env = Environment(
+        loader=PackageLoader("fedtail.report"),
+        undefined=StrictUndefined,
+        autoescape=kind == "html",
+        finalize=_cell_text if kind == "md" else None,
+        trim_blocks=kind != "txt",
+        lstrip_blocks=True,
+        keep_trailing_newline=kind != "html",
+    )
+    env.globals |= {f.__name__: f for f in (fixed, percent, plural, signed, times)} | {"finite": math.isfinite}
+    if kind == "html":
+        from fedtail.report import svg
 
-    env = _environment(autoescape=True)
-    env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "rounded": svg.rounded, "edge": svg.WIDTH - 6, "colour": shade}
-    env.globals |= {"value_text": svg.value_text, "shortened": lambda name: shortened(name, svg.MOST_LETTERS)}
-    env.globals |= {"kind": lambda block: type(block).__name__.lower(), "finite": math.isfinite}
+        env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+        env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "rounded": svg.rounded, "edge": svg.WIDTH - 6}
+        env.globals |= {"value_text": svg.value_text, "shortened": lambda name: shortened(name, svg.MOST_LETTERS)}
+        env.globals |= {"colour": shade, "kind": lambda block: type(block).__name__.lower()}
     return env
-
-
-def _environment(**options: Any) -> Environment:
-    look: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, **options}
-    return Environment(loader=PackageLoader("fedtail.report"), **look)
 
 
 def source(name: str) -> Markup:
@@ -169,15 +201,8 @@ def source(name: str) -> Markup:
 
 
 def template(name: str, **values: Any) -> str:
-    """Return a filled-in template of the page."""
-    return environment().get_template(name).render(**values)
-
-
-@cache
-def _plain(**options: Any) -> Environment:
-    env = _environment(autoescape=False, keep_trailing_newline=True, **options)
-    env.globals |= {f.__name__: f for f in (fixed, percent, plural, signed, times)} | {"finite": math.isfinite}
-    return env
+    """Return a filled-in template."""
+    return environment(name.rpartition(".")[2]).get_template(name).render(**values)
 
 
 def _cell_text(value: Any) -> Any:
@@ -186,13 +211,7 @@ def _cell_text(value: Any) -> Any:
     return " ".join(value.replace("|", "\\|").replace("<", "&lt;").split()) if isinstance(value, str) else value
 
 
-def plain_template(name: str, **values: Any) -> str:
-    """Return a filled-in template of plain text; into Markdown nothing is filled in that begins a cell, line or tag."""
-    env = _plain(finalize=_cell_text) if name.endswith(".md") else _plain()
-    return env.get_template(name).render(**values)
-
-
 def say(paragraph: str, **values: Any) -> str:
     """Return a paragraph of ``sentences.txt`` as plain text in one line; empty where it has nothing to say."""
-    macro = getattr(_plain(trim_blocks=False).get_template("sentences.txt").module, paragraph)
+    macro = getattr(environment("txt").get_template("sentences.txt").module, paragraph)
     return " ".join(str(macro(**values)).split()).replace(" ,", ",").replace(" .", ".")

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedtail.core.metrics import signed
 from fedtail.errors import FedtailError, one_of
 from fedtail.runs.record import RunRecord, Yardstick, beside
 from fedtail.settings import FREE_KEYS, flatten
 from fedtail.words import plural, setting
+
+
+def finite(values: Mapping[Any, float]) -> dict[Any, float]:
+    """Return the values that there are."""
+    return {k: v for k, v in values.items() if math.isfinite(v)}
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,7 @@ class Contender:
 
     def values(self, metric: str) -> dict[Any, float]:
         """Seeds of run and data -> final test metric; seeds without it are left out."""
-        values = {pair_key(r): r.metric(metric) for r in self.runs}
-        return {k: v for k, v in values.items() if math.isfinite(v)}
+        return finite({pair_key(r): r.metric(metric) for r in self.runs})
 
     def mean(self, metric: str) -> float:
         values = list(self.values(metric).values())
@@ -41,14 +46,13 @@ class Contender:
 
     def band(self, curve: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rounds, mean, standard deviation) of a curve, over the rounds that every seed has."""
-        curves = [dict(zip(*(a.tolist() for a in r.curve(curve)), strict=True)) for r in self.runs]
-        curves = [c for c in curves if c]
+        curves = [
+            pd.Series(values, index=rounds) for r in self.runs for rounds, values in [r.curve(curve)] if rounds.size
+        ]
         if not curves:
             return np.empty(0), np.empty(0), np.empty(0)
-        rounds = sorted(set.intersection(*(set(c) for c in curves)))
-        table = np.array([[c[t] for t in rounds] for c in curves])
-        spread = table.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros(len(rounds))
-        return np.array(rounds), table.mean(axis=0), spread
+        table = pd.concat(curves, axis=1, join="inner").sort_index()
+        return table.index.to_numpy(), table.mean(axis=1).to_numpy(), table.std(axis=1).fillna(0.0).to_numpy()
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,12 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
-        return tuple(r for contender in self.contenders for r in contender.runs)
+        return tuple(run for _, run in self.each)
+
+    @property
+    def each(self) -> list[tuple[Contender, RunRecord]]:
+        """Every run with its contender."""
+        return [(one, run) for one in self.contenders for run in one.runs]
 
     @property
     def reference(self) -> Contender:
@@ -83,9 +92,19 @@ class Comparison:
         others = [one.label for one in self.contenders if one is not self.reference]
         return {self.reference.label: 0} | {label: i for i, label in enumerate(others, start=1)}
 
-    def own_colour(self, contender: Contender) -> int | None:
-        """Return the colour by which the page's filter hides what is all about one contender; None of the only one."""
-        return self.colours[contender.label] if self.several else None
+    @property
+    def filtered(self) -> dict[str, int]:
+        """Label -> the colour by which the page's filter hides what is about one contender; empty of the only one."""
+        return self.colours if self.several else {}
+
+    def name(self, contender: Contender) -> str:
+        """Return the label of a contender where there are others."""
+        return contender.label if self.several else ""
+
+    @property
+    def floor(self) -> dict[str, float]:
+        """Metrics of always answering the most frequent class; empty where not recorded."""
+        return next((f for r in self.runs if isinstance(f := r.result.get("floor"), dict)), {})
 
     def scored(self, metric: str) -> list[Contender]:
         """Return the contenders that have a metric, best first."""

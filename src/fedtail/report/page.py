@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedtail.errors import writing
 from fedtail.files import write_atomically
-from fedtail.report.blocks import Block, Section, plain_template, source, template
+from fedtail.report.blocks import Block, Section, source, template
 from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.facts import in_short, provenance
 from fedtail.report.pictures import class_order
@@ -133,7 +133,7 @@ def model_card(run: RunRecord) -> str:
     (comparison,) = comparisons([run])
     support = run.per_class("support")
     tested = [(run.classes[c], support[c]) for c in class_order(run) if support.size]
-    return plain_template(
+    return template(
         "model-card.md",
         run=run,
         title=comparison.title,

@@ -140,7 +140,7 @@ def rates_of(comparison: Comparison, contender: Contender) -> Lines | Rows:
     run = contender.runs[0]
     path, end = run.rate_path(), run.search_rounds()
     sites = [str(s) for s in run.clients.get("sites") or range(path.shape[1])]
-    title, c = f"Rates of {contender.label}", comparison.own_colour(contender)
+    title, c = f"Rates of {contender.label}", comparison.filtered.get(contender.label)
     if len(sites) <= FEW:
         lines = [Line(name, k, np.arange(1, len(path) + 1), path[:, k]) for k, name in enumerate(sites)]
         mark = float(end) if 0 < end < len(path) else None
@@ -185,7 +185,6 @@ def label_map(run: RunRecord) -> Heat | None:
         "class, rarest first",
         shade=np.sqrt(shown / max(shown.max(), 1)),
         unit="samples",
-        wide=True,
         caption=f"Seed {run.seed}, before resampling; stronger colours: more samples, on a square-root scale{part}.",
     )
 

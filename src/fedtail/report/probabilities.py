@@ -29,16 +29,15 @@ ODDS = (0.0001, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 def pr_charts(comparison: Comparison, first: RunRecord) -> list[Lines]:
     """Draw precision against recall, rarest class first: of one contender some classes a chart, of several one each."""
     known = [c for c in class_order(first).tolist() if any(_curve(r, first.classes[c]) for r in comparison.runs)]
-    split = "On the test set." if _curves(first)[0] == "test" else "On the private validation splits."
+    rule, support = "Each point is a threshold; the dot marks the current decision rule.", first.per_class("support")
     if comparison.several:
-        support = first.per_class("support")
+        several = [(one.label, comparison.colours[one.label], one) for one in comparison.contenders]
+        counts = [f"{int(n):,} of {int(support.sum()):,} test samples are of this class. " for n in support]
         return [
             _precision_recall(
-                first.classes[c],
-                [(one.label, comparison.colours[one.label], one, c) for one in comparison.contenders],
-                f"{int(support[c]):,} of {int(support.sum()):,} test samples are of this class."
-                if support.size
-                else "",
+                f"Precision and recall of {first.classes[c]}",
+                [(*one, c) for one in several],
+                (counts[c] if counts else "") + rule,
                 runs=True,
             )
             for c in known
@@ -46,13 +45,12 @@ def pr_charts(comparison: Comparison, first: RunRecord) -> list[Lines]:
     only = comparison.reference
     areas = over_seeds(per_class(only, "pr_auc", len(first.classes)))[0]
     names = {c: first.classes[c] + (f" ({areas[c]:.2f})" if areas.size > c else "") for c in known}
-    caption = f"{split} In parentheses: PR-AUC. Each point is a threshold; the dot marks the current decision rule."
     return [
         _precision_recall(
             "Precision and recall of each class",
             # colour 0 is grey, which is for what others are compared with
             [(names[c], i, only, c) for i, c in enumerate(known[start : start + MOST_LINES], start=1)],
-            caption,
+            f"{SPLITS[_curves(first)[0]]}. In parentheses: PR-AUC. {rule}",
         )
         for start in range(0, len(known), MOST_LINES)
     ]
@@ -121,7 +119,7 @@ def reliability(comparison: Comparison, contender: Contender) -> Lines:
         caption=f"{SPLITS[split]}, seed {run.seed}; larger dots have more samples."
         + (f" Calibration error {change}." if change else "")
         + " On the diagonal, probabilities mean what they say; below it, the model is overconfident.",
-        run=comparison.own_colour(contender),
+        run=comparison.filtered.get(contender.label),
         **look,
     )
 
@@ -155,7 +153,7 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
         "x_name": lambda v: f"{1 / (1 + math.exp(-v)):.3g}",
         "mark": None if chosen is None else float(_log_odds(np.array(chosen, dtype=np.float64))),
         "mark_label": "" if chosen is None else f"chosen: {percent(chosen)}",
-        "run": comparison.own_colour(contender),
+        "run": comparison.filtered.get(contender.label),
     }
     recall, precision, cost = (
         np.array(tradeoff.get(k) or [math.nan] * len(x), dtype=np.float64)[rising]

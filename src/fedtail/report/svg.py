@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
-from fedtail.plots import Chart, Heat, Line, Lines, Rows, shade, thinned
+from fedtail.plots import Line, Lines, Rows, shade, thinned
 from fedtail.report.blocks import environment
 from fedtail.words import mean_spread, number
 
@@ -22,12 +22,6 @@ LETTERS = 24
 """Letters of a name on one line."""
 FEW = 16
 """Rows up to which they stand wide apart."""
-LEVELS = 10
-"""Colours of a map."""
-MOST_LETTERS = 30
-"""Longer names of a map are cut; the tooltip and the data table have them whole."""
-LEAST = 15
-"""Least size of a cell with a name of its own: no name is dropped, a map of many scrolls."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +67,9 @@ def nice_range(values: Sequence[float], floor: float | None, ceiling: float | No
     return low if floor is None else max(low, floor), high if ceiling is None else min(high, ceiling)
 
 
-def svg(chart: Chart) -> Markup:
+def svg(chart: Lines | Rows) -> Markup:
     """Return a chart as a figure of the page, with legend, caption and the numbers behind it."""
-    draw: dict[type, Callable[[Any], dict[str, Any]]] = {Lines: _lines, Rows: _rows, Heat: _heat}
-    values = {"c": chart, "wide": False, "legend": [], **draw[type(chart)](chart)}
+    values = {"c": chart, **(_lines(chart) if isinstance(chart, Lines) else _rows(chart))}
     return Markup(environment().get_template("charts.html").render(**values))
 
 
@@ -168,51 +161,6 @@ def _rows(chart: Rows) -> dict[str, Any]:
         },
         "legend": [] if chart.owners or (chart.runs and apart == 1) else [(s.name, s.colour) for s in chart.series],
     }
-
-
-def _heat(chart: Heat) -> dict[str, Any]:
-    values, (n_rows, n_columns) = chart.values, chart.values.shape
-    left = 40 + 7 * min(max(map(len, chart.rows)), MOST_LETTERS)
-    width = 2 * WIDTH if chart.wide else WIDTH
-    cell = max(min((width - left - 12) / n_columns, 84 if chart.wide else 46 if n_columns > 6 else 70), LEAST)
-    tall = min(max(cell, LEAST), 30) if n_rows > 1 else 30
-    tall = min(tall, 18) if n_rows > 24 else tall
-    long = min(max(map(len, chart.columns)), MOST_LETTERS)
-    turned = 7.5 * long > cell  # so that every class has its name
-    height = 8 + tall * n_rows + (20 + 6.3 * long if turned else 22) + 24
-    x = Scale(0, n_columns, left, round(left + cell * n_columns, 2))
-    y = Scale(0, n_rows, 8, round(8 + tall * n_rows, 2))
-    shade = np.clip(np.ceil(np.nan_to_num(chart.shades) * LEVELS), 1, LEVELS)
-    levels = np.where(np.nan_to_num(values) > 0, shade, 0).astype(int)
-    return {
-        "kind": "heat",
-        "x": x,
-        "y": y,
-        "cells": list(_cells(levels, x, y, cell, tall)),
-        "levels": levels if cell >= 24 and tall >= 16 and values.size <= 600 else None,
-        "turned": turned,
-        "size": (max(x.stop + 12, width), height),
-        "summary": f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",
-        "wide": chart.wide,
-        "data": {
-            "grid": [x.start, y.start, cell, tall],
-            "rows": list(chart.rows),
-            "columns": list(chart.columns),
-            "values": [[float(v) for v in row] for row in values],
-            "labels": [chart.row_label, chart.column_label],
-            "unit": chart.unit,
-        },
-    }
-
-
-def _cells(levels: np.ndarray, x: Scale, y: Scale, cell: float, tall: float) -> Iterator[tuple[int, str]]:
-    """Yield cells of one colour as one path, so that 100 x 100 cells stay a small page."""
-    gap = 1 if cell > 8 else 0
-    box = f"h{cell - gap:.2f}v{tall - gap:.2f}h-{cell - gap:.2f}z"
-    for level in range(1, LEVELS + 1):
-        path = "".join(f"M{x(float(c)):g} {y(float(r)):g}{box}" for r, c in np.argwhere(levels == level))
-        if path:
-            yield level, path
 
 
 def value_text(mean: float, spread: float = math.nan) -> str:

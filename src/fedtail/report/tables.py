@@ -15,14 +15,14 @@ import pandas as pd
 from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
 from fedtail.files import write_atomically
-from fedtail.report.blocks import Cell, plain_template, say
+from fedtail.report.blocks import Cell, say, table_of, template
 from fedtail.report.blocks import Table as TableBlock
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import number_in
 from fedtail.report.pictures import over_seeds
 from fedtail.rounds.history import plain
 from fedtail.runs.record import TITLES
-from fedtail.words import fixed, mean_spread, p_value
+from fedtail.words import NONE, fixed, mean_spread, p_value
 
 NOTHING = "always the majority class"
 CLEAR = 0.05
@@ -41,11 +41,11 @@ def tested() -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: (mean, spread) per column, and how it compares with the baseline."""
+    """One contender: (mean, spread) of each metric, and how it compares with the baseline."""
 
     label: str
     seeds: int
-    cells: tuple[tuple[float, float], ...]
+    cells: dict[str, tuple[float, float]]
     versus: Paired | None = None
     """None for the baseline itself, or where no seed is shared."""
     p_holm: float = math.nan
@@ -66,7 +66,7 @@ class Table:
     """Always answering the most frequent class; empty if not recorded."""
     yardsticks: tuple[Row, ...]
     """What the contenders are measured against, and are not ranked with."""
-    winners: tuple[str | None, ...]
+    winners: dict[str, str | None]
     """Per column the row that is better than all others; None where a test cannot tell."""
 
     @property
@@ -76,27 +76,23 @@ class Table:
     def block(
         self, columns: Sequence[str] | None = None, *, test: bool = True, colours: Mapping[str, int] | None = None
     ) -> TableBlock:
-        """Return some columns, by default all, with the difference from the baseline and its p behind the first."""
-        chosen = [self.columns.index(c) for c in (self.columns if columns is None else columns)]
-        test = test and len(self.rows) > 1
-        head = ["Method", *(["Seeds"] if self.seeds > 1 else []), *(METRICS[self.columns[i]].title for i in chosen)]
-        behind = len(head) - len(chosen) + 1
+        """Return some columns, by default all, with the difference from the baseline and its p behind that tested."""
+        chosen = self.columns if columns is None else columns
+        several, test = self.seeds > 1, test and len(self.rows) > 1
 
-        def line(row: Row, versus: Sequence[str | Cell], seeds: str) -> list[str | Cell]:
-            cells: list[str | Cell] = [
-                Cell(row.label, small=f"({row.note})" if row.note else ""),
-                *([seeds] if self.seeds > 1 else []),
-            ]
-            cells += [_cell(row.cells[i], "best" if self.winners[i] == row.label else "") for i in chosen]
-            return [*cells[:behind], *(versus if test else []), *cells[behind:]]
+        def line(row: Row) -> dict[str, str | Cell]:
+            cells: dict[str, str | Cell] = {"Method": Cell(row.label, small=f"({row.note})" if row.note else "")}
+            cells["Seeds"] = str(row.seeds) if several and row.seeds else ""
+            for c in chosen:
+                cells[METRICS[c].title] = _cell(row.cells[c], "best" if self.winners[c] == row.label else "")
+                if c == self.metric and test:
+                    against = "baseline" if row.label == self.baseline else _difference(row)
+                    cells |= {f"Δ {METRICS[c].title}": against, "p": (p_value(row.p_holm) or NONE) if against else ""}
+            return cells
 
-        floor = Row(NOTHING, 0, tuple((number_in(self.floor, c), math.nan) for c in self.columns))
-        rest = [line(floor, ("", ""), "")] if self.floor else []
-        rest += [line(row, ("", ""), str(row.seeds)) for row in self.yardsticks]
-        rows = [line(row, difference(row), str(row.seeds)) for row in self.rows]
-        head[behind:behind] = [f"Δ {head[behind - 1]}", "p"] if test else []
-        runs = [(colours or {}).get(row.label) for row in self.rows]
-        return TableBlock(rows if chosen else [], head, "Headline table", "headline", runs, rest)
+        floor = Row(NOTHING, 0, {c: (number_in(self.floor, c), math.nan) for c in self.columns})
+        rest = map(line, [*([floor] if self.floor else []), *self.yardsticks])
+        return table_of(map(line, self.rows if chosen else ()), "Headline table", "headline", colours, rest=rest)
 
     def most_telling(self) -> list[str]:
         """Return the tested metric, then those that say most, no more than a screen has room for."""
@@ -128,27 +124,26 @@ def headline(comparison: Comparison, metric: str = "macro_f1", *, ranked: bool =
     adjusted = holm([t.p_t if t else math.nan for t in tests])
     rows = [
         Row(
-            label=one.label,
-            seeds=len(one.runs),
-            cells=tuple((one.mean(c), one.spread(c)) for c in columns),
-            versus=test,
-            p_holm=p,
-            note=length_note(one, comparison),
+            one.label,
+            len(one.runs),
+            {c: (one.mean(c), one.spread(c)) for c in columns},
+            test,
+            p,
+            length_note(one, comparison),
         )
         for one, test, p in zip(comparison.contenders, tests, adjusted, strict=True)
     ]
-    if ranked:
-        rows.sort(key=lambda row: -signed(metric, row.cells[columns.index(metric)][0]) if metric in columns else 0.0)
-    floors = (r.result["floor"] for r in comparison.runs if isinstance(r.result.get("floor"), dict))
+    if ranked and metric in columns:
+        rows.sort(key=lambda row: -signed(metric, row.cells[metric][0]))
     return Table(
         title=comparison.title,
         columns=tuple(columns),
         rows=tuple(rows),
         baseline=base.label,
         metric=metric,
-        floor=next(floors, {}),
+        floor=comparison.floor,
         yardsticks=tuple(_yardsticks(comparison, columns)),
-        winners=tuple(winner(comparison.scored(c), c) for c in columns),
+        winners={c: winner(comparison.scored(c), c) for c in columns},
     )
 
 
@@ -157,8 +152,8 @@ def _yardsticks(comparison: Comparison, columns: Sequence[str]) -> Iterator[Row]
     for kind, title in TITLES.items():
         values = [[number_in(y.test, c) for c in columns] for y in comparison.yardsticks if y.kind == kind]
         if values and columns:
-            mean, spread = over_seeds(np.array(values))
-            yield Row(title, len(values), tuple(zip(mean.tolist(), spread.tolist(), strict=True)))
+            cells = zip(*(column.tolist() for column in over_seeds(np.array(values))), strict=True)
+            yield Row(title, len(values), dict(zip(columns, cells, strict=True)))
 
 
 def length_note(one: Contender, comparison: Comparison) -> str:
@@ -180,13 +175,11 @@ def footnote(table: Table) -> str:
     return say("footnote", table=table, words=words, n=min(sizes, default=0), several=len(sizes) > 1)
 
 
-def difference(row: Row) -> tuple[str | Cell, str]:
-    """Return the difference from the baseline with its interval, and p."""
-    v = row.versus
-    if v is None:
-        return "baseline", "–"
-    interval = f"[{v.low:+.3f}, {v.high:+.3f}]" if math.isfinite(v.low) else ""
-    return Cell(f"{v.difference:+.3f}", small=interval), p_value(row.p_holm) or "–"
+def _difference(row: Row) -> str | Cell:
+    """Return the difference from the baseline with its interval."""
+    if (v := row.versus) is None:
+        return ""
+    return Cell(f"{v.difference:+.3f}", small=f"[{v.low:+.3f}, {v.high:+.3f}]" if math.isfinite(v.low) else "")
 
 
 def _cell(values: tuple[float, float], look: str = "") -> Cell:
@@ -208,7 +201,7 @@ def to_latex(tables: Sequence[Table]) -> str:
         rows = [[_tex(str(row[0])), *(_tex_cell(row[i]) for i in kept[1:])] for row in block.rows]
         head = ["$p$" if block.head[i] == "p" else _tex(block.head[i]) for i in kept]
         drawn.append({"caption": f"{_tex(table.title)}. {_tex(footnote(table))}", "head": head, "rows": rows})
-    return plain_template("table.tex", tables=drawn)
+    return template("table.tex", tables=drawn)
 
 
 def _tex_cell(cell: str | Cell) -> str:
@@ -269,22 +262,19 @@ def write_rankings(
 
 
 def _described(table: Table) -> dict[str, Any]:
-    def named(row: Row, place: int) -> dict[str, float]:
-        return {column: cell[place] for column, cell in zip(table.columns, row.cells, strict=True)}
-
     return {
         "title": table.title,
         "metric": table.metric,
         "baseline": table.baseline,
         "floor": table.floor,
-        "yardsticks": {row.label: named(row, 0) for row in table.yardsticks},
+        "yardsticks": {row.label: _means(row) for row in table.yardsticks},
         "ranking": [
             {
                 "method": row.label,
                 "seeds": row.seeds,
                 "note": row.note or None,
-                "mean": named(row, 0),
-                "spread": named(row, 1),
+                "mean": _means(row),
+                "spread": {c: spread for c, (_, spread) in row.cells.items()},
                 "difference": row.versus.difference if row.versus else None,
                 "p": row.p_holm if row.versus else None,
                 "p_sign_flip": row.versus.p_sign_flip if row.versus else None,
@@ -292,3 +282,7 @@ def _described(table: Table) -> dict[str, Any]:
             for row in table.rows
         ],
     }
+
+
+def _means(row: Row) -> dict[str, float]:
+    return {c: mean for c, (mean, _) in row.cells.items()}

@@ -4,22 +4,22 @@ columns trees tell them apart."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedtail.core.evidence import wilson
 from fedtail.plots import Heat
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Heading, Table, Text, table_of
+from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, folded, map_of, table_of
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import area_with_interval, found_and_missed
 from fedtail.report.pictures import class_order, groups, over_seeds, recall_by_class
 from fedtail.report.probabilities import pr_charts
 from fedtail.runs.record import RunRecord
-from fedtail.words import fixed, plural
+from fedtail.words import NONE, fixed, plural
 
 MOST_PANELS = 8
+MOST_COLUMNS = 15
 MOST_TABLE = 24
 """Rows beyond which the table of classes is folded away."""
 MOST_CURVES = 6
@@ -32,25 +32,21 @@ def classes(comparison: Comparison, metric: str) -> list[Block]:
     first = scored(comparison)
     if first is None:
         return []
-    recall, drawn, few = recall_by_class(comparison, first), pr_charts(comparison, first), MOST_CURVES
-    table = class_table(comparison, first)
-    support, single = first.per_class("support"), min(len(one.runs) for one in comparison.contenders) == 1
+    drawn, table = pr_charts(comparison, first), class_table(comparison, first)
+    few = MOST_CURVES if comparison.several else 1  # where there are no others, classes share a chart
+    single = min(len(one.runs) for one in comparison.contenders) == 1
     note = "Below recall and PR-AUC: their 95 % intervals, which are wide for classes with few test samples."
-    numbers: list[Block] = [table, Text(note if support.size and single else "", "note")]
+    numbers: list[Block] = [table, Text(note if first.per_class("support").size and single else "", "note")]
     if len(table.rows) > MOST_TABLE:
         numbers = [Fold(f"All {len(first.classes)} classes in numbers", numbers)]
-    if not comparison.several:  # its classes share a chart
-        shown: list[Block] = [Charts([recall, *drawn[:1], groups(comparison)], "packed"), *numbers]
-        few = 1
-    else:
-        text = (
-            "Precision against recall for each class, rarest first. Each point on a curve is a threshold; the dot "
-            "marks the current decision rule."
-        )
-        curves: list[Block] = [Heading("Precision and recall"), Text(text), Charts(drawn[:few], "small")]
-        shown = [Charts([recall, groups(comparison)], "packed"), *numbers, *(curves if drawn else [])]
     more = f"Precision and recall of more classes, in {plural(len(drawn[few:]), 'chart')}"
-    return [*shown, Fold(more, [Charts(drawn[few:], "small")])]
+    return [
+        Charts(
+            [recall_by_class(comparison, first), groups(comparison), *drawn[:few]], "small" if few > 1 else "packed"
+        ),
+        *numbers,
+        Fold(more, [Charts(drawn[few:], "small")]),
+    ]
 
 
 def scored(comparison: Comparison) -> RunRecord | None:
@@ -61,19 +57,24 @@ def scored(comparison: Comparison) -> RunRecord | None:
 def class_table(comparison: Comparison, first: RunRecord) -> Table:
     """A row per class and contender, every number that runs have; those of one seed in counts and with intervals."""
     counts, support = first.train_counts, first.per_class("support")
-    known = [key for key in COLUMNS if np.isfinite(first.per_class(key)).any()]
     counted = {f.place: f for f in found_and_missed(first, len(first.classes))} if len(comparison.runs) == 1 else {}
-    rows: list[tuple[Contender, list[str | Cell]]] = []
+    lines = []
     for c in class_order(first).tolist():
-        samples = [f"{int(n[c]):,}" for n in (counts, support) if n is not None and n.size]
-        if counted:
-            f = counted.get(c)
-            samples += [f"{f.found:,}", f"{f.support - f.found:,}", f"{f.false_alarms:,}"] if f else ["–", "–", "–"]
-        for one in comparison.contenders:
-            rows.append((one, [first.classes[c], *samples, *(_share(one, key, c, support) for key in known)]))
-    head = ["Class", *(["Training"] if counts is not None else []), *(["Test"] if support.size else [])]
-    head += [*(["Found", "Missed", "False alarms"] if counted else []), *(COLUMNS[key] for key in known)]
-    return table_of(comparison, rows, head, "Classes", "left2" if comparison.several else "", at=1)
+        f = counted.get(c)
+        lines += [
+            {
+                "Class": first.classes[c],
+                "Method": comparison.name(one),
+                "Training": "" if counts is None else f"{int(counts[c]):,}",
+                "Test": f"{int(support[c]):,}" if support.size else "",
+                "Found": f"{f.found:,}" if f else NONE,
+                "Missed": f"{f.support - f.found:,}" if f else NONE,
+                "False alarms": f"{f.false_alarms:,}" if f else NONE,
+                **{title: _share(one, key, c, support) for key, title in COLUMNS.items()},
+            }
+            for one in comparison.contenders
+        ]
+    return table_of(lines, "Classes", "left2" if comparison.several else "", comparison.filtered)
 
 
 def _share(contender: Contender, key: str, c: int, support: np.ndarray) -> Cell:
@@ -91,29 +92,19 @@ def _share(contender: Contender, key: str, c: int, support: np.ndarray) -> Cell:
 
 def confusion(comparison: Comparison, metric: str) -> list[Block]:
     """Where each contender sends the samples of each class."""
-    charts, n_classes, longest = [], 0, 0
-    for contender in comparison.contenders[:MOST_PANELS]:
-        tables = [r.confusion for r in contender.runs if r.confusion is not None and r.confusion.any()]
-        if not tables:
-            continue
-        run, total = contender.runs[0], np.sum(tables, axis=0)
-        order = class_order(run) if run.train_counts is not None else np.arange(len(total))
-        share = total[np.ix_(order, order)] / np.maximum(total[order].sum(1, keepdims=True), 1)
-        names = [run.classes[c] for c in order]
-        n_classes, longest = len(names), max(map(len, names))
-        look: dict[str, Any] = {"wide": n_classes > 12, "run": comparison.colours[contender.label]}
-        charts.append(
-            Heat(contender.label, share.round(3), names, names, "true class", "predicted class", shade=share, **look)
-        )
-    if not charts:
-        return []
+    maps = []
+    for one in comparison.contenders[:MOST_PANELS]:
+        tables = [r.confusion for r in one.runs if r.confusion is not None and r.confusion.any()]
+        if tables:
+            run, total = one.runs[0], np.sum(tables, axis=0)
+            order = class_order(run)
+            share = total[np.ix_(order, order)] / np.maximum(total[order].sum(1, keepdims=True), 1)
+            names = [run.classes[c] for c in order]
+            table = map_of(Heat(f"{one.label}: confusion", share, names, names, "true class", "predicted class", share))
+            maps.append(folded(one.label, table, comparison.filtered.get(one.label), is_open=len(names) <= MOST_TABLE))
     seeds = ", over all seeds" if len(comparison.runs) > len(comparison.contenders) else ""
     text = f"How the samples of each true class are classified, as fractions{seeds}; classes ordered rarest first."
-    drawn = Charts(charts, "small" if len(charts) > 2 and n_classes * longest < 60 else "")
-    return [Text(text), Fold(f"Confusion matrices of {n_classes} classes", [drawn]) if n_classes > 30 else drawn]
-
-
-MOST = 15
+    return [Text(text), *maps] if maps else []
 
 
 def columns(comparison: Comparison, metric: str) -> list[Block]:
@@ -122,9 +113,9 @@ def columns(comparison: Comparison, metric: str) -> list[Block]:
     for contender in comparison.contenders:
         recorded = [shares for run in contender.runs if (shares := run.result.get("importance"))]
         share = pd.DataFrame(recorded).fillna(0.0).mean().sort_index().sort_values(ascending=False, kind="stable")
-        rows = [[str(name), f"{value:.1%}"] for name, value in share.iloc[:MOST].items()]
-        if len(share) > MOST:
-            rows.append([f"{len(share) - MOST} more", f"{share.iloc[MOST:].sum():.1%}"])
+        rows = [[str(name), f"{value:.1%}"] for name, value in share.iloc[:MOST_COLUMNS].items()]
+        if (more := len(share) - MOST_COLUMNS) > 0:
+            rows.append([f"{more} more", f"{share.iloc[MOST_COLUMNS:].sum():.1%}"])
         blocks += [Table(rows, ["Column", "Share of all gains"], f"Columns that {contender.label} split by")]
     text = "How much of what all splits gained in training was gained by splits of a column. It is no test of a cause."
     return [Text(text), *blocks] if any(blocks) else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -28,14 +27,14 @@ def decisions(comparison: Comparison, metric: str) -> list[Block]:
     trades, changed = thresholds(comparison, best), _before_and_after(comparison)
     if not (plots or trades or changed):
         return []
-    words = [_paragraph(one, comparison.several) for one in comparison.contenders]
-    few = _too_few(best.runs[0])
-    if not comparison.several:
-        return [*words, changed, Charts([*plots, *trades], "packed"), few]
-    hidden = Fold(f"{len(plots) - MOST_PANELS} more reliability plots", [Charts(plots[MOST_PANELS:], "small")])
-    drawn = [Charts(plots[:MOST_PANELS], "small"), hidden, Charts(trades), few]
-    more = Charts([p for one in others for p in thresholds(comparison, one)], "small")
-    return [*words, changed, *drawn, Fold("Thresholds of the other methods", [more])]
+    more = [*plots[MOST_PANELS:], *(p for one in others for p in thresholds(comparison, one))]
+    return [
+        *(_paragraph(one, comparison.several) for one in comparison.contenders),
+        changed,
+        Charts([*plots[:MOST_PANELS], *trades], "small" if comparison.several else "packed"),
+        _too_few(best.runs[0]),
+        Fold("Reliability and thresholds of the other methods", [Charts(more, "small")]),
+    ]
 
 
 def _too_few(run: RunRecord) -> Text:
@@ -64,37 +63,29 @@ def decided(run: RunRecord) -> str:
 
 def _before_and_after(comparison: Comparison) -> Table:
     """Test metrics of the plain argmax and of the decision, and the worst site's."""
-    known = sorted((m for m in metrics() if m.needs != "sites"), key=lambda m: (not m.headline, -m.priority))
-    rows: list[tuple[Contender, list[str | Cell]]] = []
+    known = [m for m in metrics() if m.needs != "sites" and (m.headline or m.needs == "scores")]
+    known.sort(key=lambda m: (not m.headline, -m.priority))
+    lines: list[dict[str, str | Cell]] = []
     for one in comparison.contenders:
         decided = [r for r in one.runs if r.result.get("before")]
-        changes = [
-            _change(m.title, before, after, m.higher_is_better)
+        pairs = [
+            (m.title, [(number_in(r.result["before"], m.name), r.metric(m.name)) for r in decided], m.higher_is_better)
             for m in known
-            if decided and (m.headline or m.needs == "scores")
-            for before in [[number_in(r.result["before"], m.name) for r in decided]]
-            for after in [[r.metric(m.name) for r in decided]]
-            if np.isfinite([*before, *after]).all()
         ]
-        rows += [(one, row) for row in changes[: MOST_COMPARED if comparison.several else None]]
-        if worst := [w for r in decided if (w := _worst(r))]:
-            rows.append((one, _change("Worst site, macro F1", [w[0] for w in worst], [w[1] for w in worst], True)))
-    head = ["Test set", "Plain argmax", "With decision rule", "Change", ""]
+        told = [pair for pair in pairs if decided and np.isfinite(pair[1]).all()]
+        worst = ("Worst site, macro F1", [w for r in decided if (w := _worst(r))], True)
+        for title, values, up in [
+            *told[: MOST_COMPARED if comparison.several else None],
+            *([worst] if worst[1] else []),
+        ]:
+            before, after = np.array(values).T
+            good = (after - before) * (1 if up else -1)
+            word = "better" if (good > 5e-4).all() else "worse" if (good < -5e-4).all() else ""  # as every seed says
+            line = {"Method": comparison.name(one), "Test set": title, "Plain argmax": fixed(float(before.mean()))}
+            line |= {"With decision rule": fixed(float(after.mean())), "Change": signed(float((after - before).mean()))}
+            lines.append({**line, "": Cell(word, look=word)})
     look = "fit left2" if comparison.several else "fit"
-    return table_of(comparison, rows, head, "Before and after the decision", look)
-
-
-def _change(title: str, before: Sequence[float], after: Sequence[float], up: bool) -> list[str | Cell]:
-    """A row; better or worse only where every seed says so."""
-    gap = np.array(after) - np.array(before)
-    good = gap if up else -gap
-    word = "better" if (good > 5e-4).all() else "worse" if (good < -5e-4).all() else ""
-    return [
-        title,
-        *(fixed(float(np.mean(v))) for v in (before, after)),
-        signed(float(gap.mean())),
-        Cell(word, look=word),
-    ]
+    return table_of(lines, "Before and after the decision", look, comparison.filtered)
 
 
 def _worst(run: RunRecord) -> tuple[float, float] | None:

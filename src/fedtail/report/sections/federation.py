@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Items, Table, Text
+from fedtail.report.blocks import Block, Cell, Charts, Items, Table, Text, folded, map_of
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.pictures import curve, label_map, site_name, some_of
 from fedtail.rounds.history import influence_of
@@ -25,36 +25,41 @@ def federation(comparison: Comparison, metric: str) -> list[Block]:
     chart = label_map(run)
     spent = Items(list(privacy(comparison)))
     if chart is not None:
-        return [spent, Items([str(note) for note in run.clients.get("notes") or []], "note"), Charts([chart])]
+        return [
+            spent,
+            Items([str(note) for note in run.clients.get("notes") or []], "note"),
+            Text(f"{chart.title}. {chart.caption}", "note"),
+            map_of(chart),
+        ]
     text = "In a real federation, label histograms stay at the sites, so there is no client-by-class map."
     return [spent, Text(text), sites_table(run), traffic(run)]
 
 
 def privacy(comparison: Comparison) -> list[str]:
     """Return what privacy the runs' noise bought, where they had some."""
-    notes = []
-    for contender in comparison.contenders:
-        for run in contender.runs:
-            if spent := run.history[-1].get("privacy") if run.history else None:
-                notes.append(
-                    f"{contender.label}, seed {run.seed}: {spent['mode']} noise {spent['noise']:g}, (epsilon, delta) = "
-                    f"({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates."
-                )
-    return notes
+    return [
+        f"{one.label}, seed {run.seed}: {spent['mode']} noise {spent['noise']:g}, "
+        f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates."
+        for one, run in comparison.each
+        if (spent := run.history[-1].get("privacy") if run.history else None)
+    ]
 
 
 def troubles(comparison: Comparison, metric: str) -> list[Block]:
     """Missing and refused replies, and runs cut short; nothing where nothing went wrong."""
-    notes, rows = [str(note) for note in comparison.notes], []
-    for contender in comparison.contenders:
-        for run in contender.runs:
-            if not run.finished:
-                done = f"{len(run.history)} of {run.rounds} rounds"
-                notes.append(f"{contender.label}, seed {run.seed}: stopped after {done}; the results so far are shown.")
-            for record in run.history:
-                for r in [*record.get("refused", []), *record.get("faults", [])]:
-                    who, reason = site_name(run, r.get("client")), str(r.get("reason", ""))
-                    rows.append([contender.label, str(run.seed), str(record["round"] + 1), who, reason])
+    notes = [
+        f"{one.label}, seed {run.seed}: stopped after {len(run.history)} of {run.rounds} rounds; "
+        "the results so far are shown."
+        for one, run in comparison.each
+        if not run.finished
+    ]
+    notes = [*comparison.notes, *notes]
+    rows = [
+        [one.label, str(run.seed), str(record["round"] + 1), site_name(run, r.get("client")), str(r.get("reason", ""))]
+        for one, run in comparison.each
+        for record in run.history
+        for r in [*record.get("refused", []), *record.get("faults", [])]
+    ]
     if not rows:
         return [Items(notes)]
     lead = f"A client's reply was missing or refused {times(len(rows))}; the round continued without it."
@@ -104,9 +109,9 @@ def influence(comparison: Comparison, metric: str) -> list[Block]:
     for one in comparison.contenders:
         rows = influences(one.runs[0])
         if any(math.isfinite(row["share"]) for row in rows):
-            outliers, who = _outliers(one, rows, comparison.several), comparison.own_colour(one)
+            outliers, who = _outliers(one, rows, comparison.several), comparison.filtered.get(one.label)
             table = _table(one, rows)
-            tables.append(Fold(one.label, [table], is_open=bool(outliers), run=who) if comparison.several else table)
+            tables.append(folded(one.label, table, who, is_open=bool(outliers)))
             warnings += outliers
     if tables and not warnings:
         warnings = [Text("No site stands out: none is consistently far from the others, and none is often refused.")]

@@ -24,9 +24,6 @@ def rates(comparison: Comparison, metric: str) -> list[Block]:
         return []
     searched = any(r.search_rounds() for r in comparison.runs)
     moving = [one for one in known if moved(one)]
-    rows = [(one, _row(one, searched, bool(moving))) for one in known]
-    head = [*(["Search rounds"] if searched else []), *(["V_T", "V_T / √T"] if moving else [])]
-    head += ["Lowest rate", "Mean", "Highest rate"]
     text: str = (
         "The resampling rates were fixed." if not searched else "The search left the resampling rates as they were."
     )
@@ -48,7 +45,7 @@ def rates(comparison: Comparison, metric: str) -> list[Block]:
     ]
     return [
         Text(text),
-        table_of(comparison, rows, head, "Rates", always=True),
+        table_of([_line(one, searched, bool(moving)) for one in known], "Rates", colours=comparison.filtered),
         Charts([rates_of(comparison, one) for one in moving[:MOST_PANELS]]),
         Fold("Inside the search", [Charts(inside, "small")]),
     ]
@@ -61,12 +58,18 @@ def _variation(contender: Contender, colour: int) -> Line:
     return Line(contender.label, colour, np.arange(1, length + 1), mean, np.nan_to_num(spread))
 
 
-def _row(contender: Contender, searched: bool, moving: bool) -> list[str]:
-    totals = [total for _, _, total in movement(contender)]
+def _line(contender: Contender, searched: bool, moving: bool) -> dict[str, str]:
+    totals = [total for _, _, total in movement(contender)] if moving else []
     last = [float(t[-1]) for t in totals] or [math.nan]
     scaled = [float(t[-1]) / math.sqrt(len(t)) for t in totals] or [math.nan]
     final = np.concatenate([r.rate_path()[-1] for r in contender.runs])
     ends = sorted({r.search_rounds() for r in contender.runs})
-    row = [str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"] if searched else []
-    row += [number(float(np.mean(v))) for v in (last, scaled)] if moving else []
-    return [*row, *(f"{f(final):.3f}" for f in (np.min, np.mean, np.max))]
+    return {
+        "Method": contender.label,
+        "Search rounds": " to ".join(str(end) for end in dict.fromkeys((ends[0], ends[-1]))) if searched else "",
+        "V_T": number(float(np.mean(last))),
+        "V_T / √T": number(float(np.mean(scaled))),
+        "Lowest rate": f"{final.min():.3f}",
+        "Mean": f"{final.mean():.3f}",
+        "Highest rate": f"{final.max():.3f}",
+    }

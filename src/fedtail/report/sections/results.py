@@ -8,14 +8,14 @@ import numpy as np
 from markupsafe import Markup
 
 from fedtail.core.metrics import METRICS, metrics
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, table_of
-from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, say, table_of
+from fedtail.report.comparison import Comparison
 from fedtail.report.facts import area_with_interval, found_and_missed, in_short, number_in, provenance, telling
 from fedtail.report.pictures import class_order, curve, every_seed
 from fedtail.report.tables import MOST_COLUMNS, footnote, headline, summary
 from fedtail.runs.record import RunRecord
 from fedtail.settings import flatten
-from fedtail.words import duration, fixed, plural, setting
+from fedtail.words import NONE, duration, fixed, plural, setting
 
 MOST_PANELS = 8
 MOST_CURVES = 5
@@ -74,53 +74,37 @@ def _tiles(comparison: Comparison, metric: str) -> Tiles:
 
 def verdicts(comparison: Comparison) -> list[Text]:
     """What is wrong with runs that came to nothing, a line each."""
-    lines = []
-    for contender in comparison.contenders:
-        for run in contender.runs:
-            if wrong := run.result.get("verdict"):
-                who = f"{contender.label}, seed {run.seed}: " if len(comparison.runs) > 1 else ""
-                lines.append(Markup("{}{}; try <code>{}</code>.").format(who, wrong["said"], wrong["try"]))
-    return [Text(line, "note warning") for line in lines[:MOST_PANELS]]
+    return [
+        Text(
+            Markup("{}{}; try <code>{}</code>.").format(
+                f"{one.label}, seed {run.seed}: " if len(comparison.runs) > 1 else "", wrong["said"], wrong["try"]
+            ),
+            "note warning",
+        )
+        for one, run in comparison.each
+        if (wrong := run.result.get("verdict"))
+    ][:MOST_PANELS]
 
 
 def races(comparison: Comparison, metric: str) -> list[Block]:
     """What ``auto`` tried for learning rate and resampling rate, what won, and what it chose from the sites' sizes."""
     several = len(comparison.runs) > 1
     chosen_by = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))]
-    judged = ("reward", *chosen_by.smooth)
-    rows = []
-    for contender in comparison.contenders:
-        for run in contender.runs:
-            for record in run.history:
-                for tried in record.get("race", []):
-                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in (*judged, "diverged")]
-                    shown = [fixed(tried[k]) if k in tried else "" for k in judged]
-                    shown = ["diverged", *shown[1:]] if tried.get("diverged") else shown
-                    kept = "kept" if run.result.get("found", {}).get(name) == value else ""
-                    row = [name, f"{value:g}", *shown, kept, str(record["round"] + 1)]
-                    rows.append((contender, [*([str(run.seed)] if several else []), *row]))
-    if not rows:
-        return settled(comparison)
-    smooth = [METRICS[name] for name in chosen_by.smooth]
-    words = " and ".join(one.words for one in smooth)
-    by = f"{words} or, if sites do not reveal these, by {chosen_by.words}" if smooth else chosen_by.words
-    text = (
-        "Every site trained with each of these values (each learning rate with its own model). The models were "
-        f"compared on the sites' private validation splits by {by}, and the better ones continued."
-    )
-    head = [*(["Seed"] if several else []), "Setting", "Value", chosen_by.title, *(one.title for one in smooth)]
-    table = table_of(comparison, rows, [*head, "", "Round"], "Race", "fit", always=several)
-    return [*settled(comparison), Text(text), table]
-
-
-def settled(comparison: Comparison) -> list[Block]:
-    """What ``auto`` chose from the number and the size of the sites."""
-    chosen = [run.result.get("found", {}) for run in comparison.runs]
-    batches = " or ".join(str(b) for b in sorted({int(one["batch_size"]) for one in chosen if "batch_size" in one}))
-    text = Markup("Batch size {}, from the training samples of the median site (<code>local.batch_size=auto</code>).")
-    server = any(one.get("server_optimizer", "none") != "none" for one in chosen)
-    adam = Markup("Many small sites: Adam at the server (<code>server.optimizer=auto</code>).")
-    return [Text(text.format(batches) if batches else ""), Text(adam if server else "")]
+    judged = {"reward": chosen_by, **{name: METRICS[name] for name in chosen_by.smooth}}
+    lines = []
+    for one, run in comparison.each:
+        for t, tried in ((record["round"], tried) for record in run.history for tried in record.get("race", [])):
+            ((name, value),) = [(k, v) for k, v in tried.items() if k not in (*judged, "diverged")]
+            line = {"Method": one.label, "Seed": str(run.seed)} if several else {}
+            line |= {"Setting": name, "Value": f"{value:g}"}
+            line |= {m.title: fixed(tried[key]) if key in tried else "" for key, m in judged.items()}
+            line |= {chosen_by.title: "diverged"} if tried.get("diverged") else {}
+            kept = "kept" if run.result.get("found", {}).get(name) == value else ""
+            lines.append({**line, "": kept, "Round": str(t + 1)})
+    found = [run.result.get("found", {}) for run in comparison.runs]
+    smooth = [METRICS[name].words for name in chosen_by.smooth]
+    text = say("raced", smooth=smooth, words=chosen_by.words) if lines else ""
+    return [Text(say("settled", found=found)), Text(text), table_of(lines, "Race", "fit", comparison.filtered)]
 
 
 def curves(comparison: Comparison, metric: str) -> list[Block]:
@@ -140,15 +124,15 @@ def curves(comparison: Comparison, metric: str) -> list[Block]:
 
 def timings(comparison: Comparison, metric: str) -> list[Block]:
     """Time per round and in all, and on what."""
-    rows: list[tuple[Contender, list[str | Cell]]] = []
+    lines: list[dict[str, str | Cell]] = []
     for one in comparison.contenders:
         each = [s for r in one.runs for s in r.timings]
         total = float(np.mean([r.seconds for r in one.runs]))
-        per_round = f"{np.median(each):.3g} s" if each else "–"
-        rounds, hardware = max(len(r.history) for r in one.runs), sorted({_hardware(r) for r in one.runs})
-        rows.append((one, [str(rounds), per_round, Cell(duration(total), key=total), ", ".join(hardware)]))
-    head = ["Rounds", "Median round", "Whole run (mean)", "Hardware"]
-    return [table_of(comparison, rows, head, "Timings", always=True)]
+        hardware = ", ".join(sorted({_hardware(r) for r in one.runs}))
+        line = {"Method": one.label, "Rounds": str(max(len(r.history) for r in one.runs))}
+        line |= {"Median round": f"{np.median(each):.3g} s" if each else NONE}
+        lines.append({**line, "Whole run (mean)": Cell(duration(total), key=total), "Hardware": hardware})
+    return [table_of(lines, "Timings", colours=comparison.filtered)]
 
 
 def configuration(comparison: Comparison, metric: str) -> list[Block]:

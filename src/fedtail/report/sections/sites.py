@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS
+from fedtail.core.metrics import METRICS, signed
 from fedtail.plots import Lines, Rows, Series
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Heading, Table, Text, say
+from fedtail.report.blocks import Block, Cell, Charts, Table, Text, folded, map_look, say, shaded, table_of
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import METRIC, SMALL, SPLITS, AtSite, at_sites, number_in, telling
+from fedtail.report.facts import METRIC, SMALL, SPLITS, AtSite, at_sites, telling
 from fedtail.report.pictures import class_order, curve
 from fedtail.runs.record import RunRecord
 from fedtail.words import fixed
@@ -23,7 +22,6 @@ MOST_CELLS = 1500
 """Cells of a map beyond which only the best contender has one."""
 THIN = 5
 """Samples below which a share says next to nothing."""
-LEVELS = 10
 Found = tuple[Contender, str, list[AtSite]]
 
 
@@ -41,14 +39,15 @@ def sites(comparison: Comparison, metric: str) -> list[Block]:
         if one is best or not large
         if (block := _map(comparison, one, rows, is_open=one is best))
     ]
-    note = (
+    about = (
         f"Recall of each class on each site's own {results[0][1]} samples; stronger colour is higher. Italics: fewer "
         f"than {THIN} samples; –: none."
     )
     return [
         Text((f"{best.label}. " if comparison.several else "") + worst_in_words(best), "lead"),
         Charts([sites_chart(comparison, results), _history(comparison)], "packed"),
-        *([Heading("Recall by site and class"), *maps, Text(note, "note")] if maps else []),
+        Text(about if maps else "", "note"),
+        *maps,
     ]
 
 
@@ -75,14 +74,15 @@ def site_table(run: RunRecord) -> Table:
     """Return each site's samples, those of the rarest class among them, and macro F1, worst first."""
     split, rows = at_sites(run)
     rare = int(class_order(run)[0])
-    before = bool(_before(rows))
-    cells = [
-        [s.name, f"{s.samples:,}", f"{s.positives(rare):,}", fixed(s.value()), *([fixed(s.argmax())] if before else [])]
-        for s in rows
-    ]
-    plain = ["Plain argmax"] if before else []
-    return Table(
-        cells, ["Site, worst first", f"{split.capitalize()} samples", f"of {run.classes[rare]}", "Macro F1", *plain]
+    return table_of(
+        {
+            "Site, worst first": site.name,
+            f"{split.capitalize()} samples": f"{site.samples:,}",
+            f"of {run.classes[rare]}": f"{site.positives(rare):,}",
+            "Macro F1": fixed(site.value()),
+            "Plain argmax": fixed(site.argmax()),
+        }
+        for site in rows
     )
 
 
@@ -93,7 +93,7 @@ def _before(rows: Sequence[AtSite]) -> list[float]:
 def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = METRIC) -> Rows:
     """Draw a row per site: the contenders beside each other, or before and after the decision of the only one."""
     first, split, rows = results[0]
-    rows = sorted((s for s in rows if math.isfinite(s.value(metric))), key=lambda s: _badness(s, metric))
+    rows = sorted((s for s in rows if math.isfinite(s.value(metric))), key=lambda s: signed(metric, s.value(metric)))
     shown = rows[:MOST_ROWS]
     names = [site.name for site in shown]
     part = f" The {len(shown)} worst of {len(rows)} sites." if len(shown) < len(rows) else ""
@@ -126,10 +126,6 @@ def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = 
     )
 
 
-def _badness(site: AtSite, metric: str) -> float:
-    return site.value(metric) * (1 if METRICS[metric].higher_is_better else -1)
-
-
 def _history(comparison: Comparison) -> Lines:
     """Draw the worst site of every round that was validated."""
     records = [r["sites"] for r in comparison.runs[0].history if r.get("sites")]
@@ -139,38 +135,28 @@ def _history(comparison: Comparison) -> Lines:
 
 
 def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open: bool) -> Block | None:
-    """Recall of each class at each site as a table with coloured cells: it sorts, its row names stay in sight, and it
-    can be read aloud."""
+    """Recall of each class at each site."""
     run = one.runs[0]
-    order = class_order(run)
-    recall = [_list(site.values, "per_class_accuracy", run) for site in rows]
+    order, rare = class_order(run).tolist(), int(class_order(run)[0])
+    recall = [_recall(site, len(run.classes)) for site in rows]
     if not np.isfinite(np.array(recall)).any():
         return None
-    rare = int(order[0])
-    head = ["Site", "Samples", f"of {run.classes[rare]}", "Macro F1", *(run.classes[c] for c in order)]
+    names = [run.classes[c] for c in order]
     cells: list[list[str | Cell]] = [
         [
             site.name,
             f"{site.samples:,}",
             f"{site.positives(rare):,}",
             fixed(site.value()),
-            *(_shaded(values[c], site.positives(int(c))) for c in order),
+            *(shaded(values[c], values[c], "thin" if site.positives(c) < THIN else "") for c in order),
         ]
         for site, values in zip(rows, recall, strict=True)
     ]
-    look = "heat turned" if len(order) > 12 else "heat"
-    table = Table(cells, head, f"{one.label}: sites by classes", look)
-    return Fold(one.label, [table], is_open=is_open, run=comparison.own_colour(one)) if comparison.several else table
+    head = ["Site", "Samples", f"of {run.classes[rare]}", "Macro F1", *names]
+    table = Table(cells, head, f"{one.label}: sites by classes", map_look(names))
+    return folded(one.label, table, comparison.filtered.get(one.label), is_open=is_open)
 
 
-def _shaded(value: float, n: int) -> Cell:
-    if not math.isfinite(value):
-        return Cell("–", look="h0")
-    level = int(np.clip(np.ceil(value * LEVELS), 0, LEVELS))
-    text = f"{value:.2f}".lstrip("0") if value < 1 else "1"
-    return Cell(text, look=f"h{level}{' thin' if n < THIN else ''}", key=value)
-
-
-def _list(values: dict[str, Any], key: str, run: RunRecord) -> list[float]:
-    n, row = len(run.classes), values.get(key) or []
-    return [number_in({key: v}, key) for v in row] if len(row) == n else [math.nan] * n
+def _recall(site: AtSite, n_classes: int) -> np.ndarray:
+    recorded = site.values.get("per_class_accuracy") or []
+    return np.array(recorded if len(recorded) == n_classes else [math.nan] * n_classes, dtype=np.float64)

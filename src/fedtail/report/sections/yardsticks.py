@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import pandas as pd
 
 from fedtail.core.metrics import METRICS
 from fedtail.plots import Rows, Series
 from fedtail.report.blocks import Block, Charts, Text, say
-from fedtail.report.comparison import Comparison
+from fedtail.report.comparison import Comparison, finite
 from fedtail.report.facts import number_in
 from fedtail.report.pictures import seeds
 from fedtail.runs.record import TITLES
@@ -24,7 +23,7 @@ SiteRow = tuple[str, float, float]
 def measured(comparison: Comparison) -> str:
     """Return the contender that the yardsticks were measured against."""
     names = {y.run for y in comparison.yardsticks}
-    return next((one.label for one in comparison.contenders if any(r.folder.name in names for r in one.runs)), "")
+    return next((one.label for one, run in comparison.each if run.folder.name in names), "")
 
 
 def verdict_of_federating(comparison: Comparison, metric: str = "macro_f1", *, pooled: bool = True) -> str:
@@ -33,9 +32,9 @@ def verdict_of_federating(comparison: Comparison, metric: str = "macro_f1", *, p
     They begin with what each site gains on its own rows; ``pooled``: and go on with the common test set.
     """
     rows = [(name, alone, together - alone) for name, alone, together in per_site(comparison)]
-    gaps = {kind: gap for kind in TITLES if math.isfinite(gap := _difference(comparison, kind, metric))}
+    gaps = _gaps(comparison, metric) if pooled else {}
     who, words = measured(comparison), METRICS[metric].words
-    return say("federating", who=who, rows=rows, words=words, gaps=gaps if pooled else {}, titles=TITLES)
+    return say("federating", who=who, rows=rows, words=words, gaps=gaps, titles=TITLES)
 
 
 def yardsticks(comparison: Comparison, metric: str) -> list[Block]:
@@ -44,27 +43,19 @@ def yardsticks(comparison: Comparison, metric: str) -> list[Block]:
     if not text:
         return []
     ladder = seeds(f"All on one scale: {METRICS[metric].words}", _rungs(comparison, metric), METRICS[metric].words)
-    return [
-        Text(text, "lead"),
-        Charts([ladder, _gains(comparison)], "packed"),
-    ]
+    return [Text(text, "lead"), Charts([ladder, _gains(comparison)], "packed")]
 
 
 def _rungs(comparison: Comparison, metric: str) -> list[tuple[str, int, dict[str, float]]]:
     """(name, colour, {seed: value}) of the floor, the yardsticks and the contender that was measured, lowest first."""
-    runs = {run.folder.name: run for run in comparison.runs}
-    rows: list[tuple[str, int, dict[str, float]]] = []
-    floor = next((v for r in comparison.runs if (v := (r.result.get("floor") or {}).get(metric)) is not None), None)
-    if floor is not None:
-        rows.append(("majority class", 0, {"floor": float(floor)}))
+    measures, names = comparison.yardsticks, {y.run for y in comparison.yardsticks}
+    rows = [("majority class", 0, {"floor": number_in(comparison.floor, metric)})]
     for kind, title in TITLES.items():
-        values = {f"seed {y.seed}": number_in(y.test, metric) for y in comparison.yardsticks if y.kind == kind}
-        rows.append((title, 0, {k: v for k, v in values.items() if math.isfinite(v)}))
-    names = sorted({y.run for y in comparison.yardsticks} & set(runs))
-    federated = {f"seed {runs[n].seed}": runs[n].metric(metric) for n in names}
-    kept = {k: v for k, v in federated.items() if math.isfinite(v)}
-    rows.append((f"federated: {measured(comparison)}", 1, kept))
-    return sorted((row for row in rows if row[2]), key=lambda row: float(np.mean(list(row[2].values()))))
+        rows.append((title, 0, {f"seed {y.seed}": number_in(y.test, metric) for y in measures if y.kind == kind}))
+    federated = {f"seed {run.seed}": run.metric(metric) for run in comparison.runs if run.folder.name in names}
+    rows.append((f"federated: {measured(comparison)}", 1, federated))
+    known = [(title, c, values) for title, c, row in rows if (values := finite(row))]
+    return sorted(known, key=lambda row: float(np.mean(list(row[2].values()))))
 
 
 def per_site(comparison: Comparison) -> list[SiteRow]:
@@ -82,17 +73,18 @@ def per_site(comparison: Comparison) -> list[SiteRow]:
 
 
 def _gains(comparison: Comparison) -> Rows:
-    every = per_site(comparison)
-    half = MOST_ROWS // 2
-    rows = every if len(every) <= MOST_ROWS else [*every[:half], *every[-half:]]
-    part = f", showing the {half} smallest and {half} largest of {len(every)}" if len(rows) < len(every) else ""
+    rows = every = per_site(comparison)
+    part, half = "", MOST_ROWS // 2
+    if len(every) > MOST_ROWS:
+        rows, part = (
+            [*every[:half], *every[-half:]],
+            f", showing the {half} smallest and {half} largest of {len(every)}",
+        )
+    names, alone, federated = zip(*rows, strict=True) if rows else ((), (), ())
     return Rows(
         "Each site, alone and federated",
-        [row[0] for row in rows],
-        [
-            Series("alone", 0, np.array([row[1] for row in rows])),
-            Series("federated", 1, np.array([row[2] for row in rows])),
-        ],
+        names,
+        [Series("alone", 0, np.array(alone)), Series("federated", 1, np.array(federated))],
         "macro F1 on the site's own held-out rows",
         "site",
         link=True,
@@ -103,13 +95,8 @@ def _gains(comparison: Comparison) -> Rows:
     )
 
 
-def _difference(comparison: Comparison, kind: str, metric: str) -> float:
-    """Return the mean over runs of federated minus yardstick; NaN where there is none."""
-    runs = {run.folder.name: run for run in comparison.runs}
-    gaps = [
-        runs[y.run].metric(metric) - number_in(y.test, metric)
-        for y in comparison.yardsticks
-        if y.kind == kind and y.run in runs
-    ]
-    gaps = [gap for gap in gaps if math.isfinite(gap)]
-    return float(np.mean(gaps)) if gaps else math.nan
+def _gaps(comparison: Comparison, metric: str) -> dict[str, float]:
+    """Return by kind of yardstick the mean over runs of federated minus yardstick, where there is one."""
+    reached = {run.folder.name: run.metric(metric) for run in comparison.runs}
+    gaps = [(y.kind, reached[y.run] - number_in(y.test, metric)) for y in comparison.yardsticks]
+    return {str(k): float(v) for k, v in pd.DataFrame(gaps).dropna().groupby(0)[1].mean().items()} if gaps else {}

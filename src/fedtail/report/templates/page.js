@@ -104,27 +104,6 @@
     });
   };
 
-  const heat = (figure, svg, d) => {
-    const frame = svg.querySelector(".pick"), [x0, y0, w, h] = d.grid, cell = [-1, -1];
-    const pick = (r, c) => {
-      cell[0] = Math.max(0, Math.min(d.rows.length - 1, r));
-      cell[1] = Math.max(0, Math.min(d.columns.length - 1, c));
-      [r, c] = cell;
-      Object.entries({ x: x0 + c * w, y: y0 + r * h, width: w, height: h }).forEach(([k, v]) => frame.setAttribute(k, v));
-      const p = place(svg, x0 + (c + 1) * w, y0 + (r + .5) * h);
-      show([heading(`${num(d.values[r][c])}${d.unit ? " " + d.unit : ""}`), row(`${d.labels[0]}: ${d.rows[r]}`), row(`${d.labels[1].split(",")[0]}: ${d.columns[c]}`)], p.x, p.y);
-    };
-    const leave = () => { frame.setAttribute("width", 0); frame.setAttribute("height", 0); };
-    wire(svg, {
-      move: (e) => {
-        const p = point(svg, e), c = Math.floor((p.x - x0) / w), r = Math.floor((p.y - y0) / h);
-        if (r >= 0 && c >= 0 && r < d.rows.length && c < d.columns.length) pick(r, c); else { leave(); hide(); }
-      },
-      key: (step, name) => step ? pick(cell[0] + step[1], cell[1] + step[0]) : pick(name === "Home" ? 0 : d.rows.length - 1, name === "Home" ? 0 : d.columns.length - 1),
-      leave,
-    });
-  };
-
   // The numbers behind a chart, as a table that is made when it is opened: [head, ...rows].
   const numbers = {
     lines: (figure, d) => [[d.label, ...d.series.map((s) => s.name)], ...places(d).map((v, i) => [d.names[i] ?? v, ...d.series.map((s) => {
@@ -141,7 +120,6 @@
       const side = d.sides.length ? [d.side] : [];
       return [[d.label, ...columns, ...side], ...d.rows.map((name, i) => [name, ...[...columns].map((c) => said.get(name).get(c) ?? "–"), ...d.sides.slice(i, i + 1)])];
     },
-    heat: (figure, d) => [[d.labels.join(" / "), ...d.columns], ...d.rows.map((name, i) => [name, ...d.values[i].map(num)])],
   };
   const tabled = ([head, ...rows]) => {
     const table = document.createElement("table"), top = table.createTHead().insertRow(), body = table.createTBody();
@@ -164,13 +142,24 @@
   document.querySelectorAll("figure.chart").forEach((figure) => {
     const svg = figure.querySelector(".canvas svg"), kind = figure.dataset.kind;
     const d = JSON.parse(figure.querySelector('script[type="application/json"]').textContent), details = figure.querySelector("details");
-    ({ lines, marks, heat })[kind](figure, svg, d);
+    ({ lines, marks })[kind](figure, svg, d);
     details.addEventListener("toggle", () => details.querySelector(".scroll").replaceChildren(tabled(numbers[kind](figure, d))));
     figure.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
       const on = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", on);
       figure.querySelectorAll(`.series[data-series="${button.dataset.series}"]`).forEach((g) => g.classList.toggle("off", !on));
     }));
+  });
+
+  // A cell of a map is read where it is pointed at.
+  document.querySelectorAll("table.heat").forEach((table) => {
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    table.addEventListener("pointerover", (e) => {
+      const cell = e.target.closest('td[class^="h"]'), box = cell?.getBoundingClientRect();
+      if (cell) show([heading(cell.textContent), row(cell.parentNode.cells[0].textContent), row(names[cell.cellIndex])], box.right, box.top);
+      else hide();
+    });
+    table.addEventListener("pointerleave", hide);
   });
 
   // Which methods are shown: rows, series and figures that belong to a contender carry its number.
