@@ -47,8 +47,6 @@ def test_the_page_is_of_the_rounds_that_are_done(going_on: tuple[Watch, Callable
         status, page = ask(watch, "/")
         assert status == 200 and ask(watch, "/state")[1] == f"round {rounds}"
         assert f'data-live="round {rounds}"' in page and f"stopped after {rounds} of 12 rounds" not in page
-    watch.finish(0.0)
-    assert ask(watch, "/state")[1] == "done" and "The run is over." in ask(watch, "/")[1]
 
 
 def test_nobody_else_is_answered_and_nothing_else_is_served(going_on: tuple[Watch, Callable[[int], None]]) -> None:
@@ -82,8 +80,8 @@ def test_the_page_updates_itself_keeps_its_folds_and_sees_the_end(
         at(6)
         wait_for("round 6")
         assert driver.execute_script("return document.querySelector('details.fold').open")
-        watch.finish(0.0)
-        wait_for("over")
         assert complaints(driver) == []
+        watch.__exit__()
+        wait_for("over")
     finally:
         driver.quit()

@@ -69,8 +69,6 @@ def run_command(
             on_encode=progress.encoded,
             on_progress=progress.inside,
         )
-        if live is not None:
-            live.finish()
     folder = result.folder or Path()
     page = write_run_report(folder)
     if as_json:

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedtail.plots import Heat, Lines, Rows, shade
-from fedtail.words import NONE, fixed, percent, plural, shortened, signed, times
+from fedtail.words import NONE, fixed, percent, plural, signed, times
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Items(Block):
 
 @dataclass(frozen=True)
 class Tiles(Block):
-    """Numbers to begin with: (number, what it is, beside what to read it)."""
+    """The outcome in a few numbers to begin with, each beside what it is to be read against."""
 
-    tiles: Sequence[tuple[str, str, str]]
+    outcome: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def table_of(
     heads = dict.fromkeys(head for line in every for head in line)
     kept = [head for head in heads if any(str(line.get(head, "")) not in ("", NONE) for line in every)]
     rows, others = ([[line.get(head, "") for head in kept] for line in part] for part in (every, below))
-    runs = [(colours or {}).get(getattr(label, "text", label)) for line in every for label in [line.get("Method", "")]]
+    labels = [line.get("Method", "") for line in every]
+    runs = [(colours or {}).get(label.text if isinstance(label, Cell) else label) for label in labels]
     return Table(rows, kept, name, look, runs, others)
 
 
@@ -122,8 +123,8 @@ def shaded(value: float, share: float, look: str = "") -> Cell:
 
 def map_of(chart: Heat) -> Table:
     """Return a map as a table with coloured cells: it sorts, its row names stay in sight, and it can be read aloud."""
-    cells = [map(shaded, *both) for both in zip(chart.values.tolist(), chart.shades.tolist(), strict=True)]
-    rows = [[name, *row] for name, row in zip(chart.rows, cells, strict=True)]
+    lines = zip(chart.rows, chart.values.tolist(), chart.shades.tolist(), strict=True)
+    rows: list[Cells] = [[name, *map(shaded, values, shades)] for name, values, shades in lines]
     head = [f"{chart.row_label} / {chart.column_label}", *chart.columns]
     return Table(rows, head, chart.title, map_look(chart.columns))
 
@@ -190,8 +191,8 @@ def environment(kind: str = "html") -> Environment:
 
         env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
         env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "rounded": svg.rounded, "edge": svg.WIDTH - 6}
-        env.globals |= {"value_text": svg.value_text, "shortened": lambda name: shortened(name, svg.MOST_LETTERS)}
-        env.globals |= {"colour": shade, "kind": lambda block: type(block).__name__.lower()}
+        env.globals |= {"value_text": svg.value_text, "colour": shade}
+        env.globals |= {"kind": lambda block: type(block).__name__.lower()}
     return env
 
 

@@ -76,21 +76,15 @@ class AtSite:
     def samples(self) -> int:
         return sum(self.support)
 
-    def value(self, metric: str = METRIC) -> float:
-        """A metric, NaN where the site cannot tell: of samples of one class alone, F1 would be 1 for nothing."""
-        return math.nan if _one_class(self.support) else number_in(self.values, metric)
-
-    def argmax(self, metric: str = METRIC) -> float:
-        """The metric of the plain argmax."""
-        return math.nan if _one_class(self.support) else number_in(self.before, metric)
+    def value(self, metric: str = METRIC, *, plain: bool = False) -> float:
+        """A metric, ``plain`` that of the argmax; NaN where the site cannot tell: of samples of one class alone, F1
+        would be 1 for nothing."""
+        one_class = sum(n > 0 for n in self.support) == 1
+        return math.nan if one_class else number_in(self.before if plain else self.values, metric)
 
     def positives(self, c: int) -> int:
         """Samples of a class."""
         return self.support[c] if len(self.support) > c else 0
-
-
-def _one_class(support: list[int]) -> bool:
-    return sum(n > 0 for n in support) == 1
 
 
 def at_sites(run: RunRecord) -> tuple[str, list[AtSite]]:
@@ -119,26 +113,34 @@ def number_in(values: Any, name: str) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def in_short(comparison: Comparison, metric: str = METRIC) -> str:
-    """Return the paragraph for somebody who only wants to know what came of it; empty where nothing was scored."""
+def outcome(comparison: Comparison, metric: str = METRIC) -> dict[str, Any]:
+    """Return what came of it, as tiles and the paragraph ``in_short`` say it; empty where nothing was scored."""
     if not (scored := comparison.scored(metric)):
-        return ""
+        return {}
     best, run = scored[0], scored[0].runs[0]
-    sites = telling(run)
-    return say(
-        "in_short",
-        run=run,
-        best=best,
-        n_sites=len(run.clients.get("sites") or run.rate_path()[0]),
-        n_test=int(np.nansum(run.per_class("support"))),
-        found=found_and_missed(run),
-        sites=sites,
-        floor=number_in(run.result.get("floor"), metric),
-        mean=best.mean(metric),
-        words=METRICS[metric].words,
-        site_words=METRICS[METRIC].words,
-        site_mean=float(np.mean([site.value() for site in sites] or [math.nan])),
-    )
+    sites, worst = telling(run), [sites[0].value() for r in best.runs if (sites := telling(r))]
+    rare = "rare_pr_auc" if len(run.classes) == 2 else "tail"
+    return {
+        "run": run,
+        "best": best,
+        "n_sites": len(run.clients.get("sites") or run.rate_path()[0]),
+        "n_test": int(np.nansum(run.per_class("support"))),
+        "found": found_and_missed(run),
+        "sites": sites,
+        "worst": float(np.mean(worst or [math.nan])),
+        "floor": number_in(run.result.get("floor"), metric),
+        "mean": best.mean(metric),
+        "words": METRICS[metric].words,
+        "rare": (METRICS[rare].words, best.mean(rare)),
+        "interval": area_with_interval(run, int(class_order(run)[0]))[1] if rare == "rare_pr_auc" else "",
+        "site_words": METRICS[METRIC].words,
+        "site_mean": float(np.mean([site.value() for site in sites] or [math.nan])),
+    }
+
+
+def in_short(comparison: Comparison, metric: str = METRIC) -> str:
+    """Return the paragraph for somebody who only wants to know what came of it."""
+    return say("in_short", o=values) if (values := outcome(comparison, metric)) else ""
 
 
 def area_with_interval(run: RunRecord, c: int) -> tuple[float, str]:

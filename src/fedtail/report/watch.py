@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,22 +16,13 @@ from fedtail.report.comparison import comparisons
 from fedtail.report.page import render
 from fedtail.runs.record import load_run
 
-PATIENCE = 6.0
-"""Seconds that the end waits for an open page to fetch the last state."""
-
 
 class Watch:
     """Serves the page of one run folder on 127.0.0.1; ``with Watch() as watch: watch.folder = ...``."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.folder: Path | None = None
-        self.done = False
-        self._last_asked = 0.0
-        self._last_served = threading.Event()
-        try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self))
-        except OSError as error:
-            raise FedtailError(f"cannot serve the page at port {port}: {error.strerror}; choose another") from None
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
@@ -41,23 +31,16 @@ class Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.finish(0.0)
         self._server.shutdown()
         self._server.server_close()
 
-    def finish(self, patience: float = PATIENCE) -> None:
-        """Say that the run is over; an open page gets a moment to fetch how it ended."""
-        self.done = True
-        if time.monotonic() - self._last_asked < patience:
-            self._last_served.wait(patience)
-
     def state(self) -> str:
-        """Return what changes whenever the page does: the rounds done, and the end."""
+        """Return what changes whenever the page does: the rounds done."""
         rounds = 0
         if self.folder is not None:
             with contextlib.suppress(OSError), (self.folder / "history.jsonl").open("rb") as lines:
                 rounds = sum(1 for _ in lines)
-        return "done" if self.done else f"round {rounds}"
+        return f"round {rounds}"
 
     def page(self) -> str:
         """Return the page as the run is now."""
@@ -79,12 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
             self.send_error(403)
             return
-        watch, last = self._watch, self._watch.done
-        watch._last_asked = time.monotonic()
         if self.path not in ("/", "/state"):
             self.send_error(404)
             return
-        body = (watch.page() if self.path == "/" else watch.state()).encode()
+        body = (self._watch.page() if self.path == "/" else self._watch.state()).encode()
         self.send_response(200)
         self.send_header("Content-Type", f"text/{'html' if self.path == '/' else 'plain'}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -92,8 +73,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         with contextlib.suppress(OSError):
             self.wfile.write(body)
-        if last and self.path == "/":
-            watch._last_served.set()
 
     def log_message(self, *args: Any) -> None:
         """Say nothing: the terminal is the run's."""

@@ -91,5 +91,5 @@ def _before_and_after(comparison: Comparison) -> Table:
 def _worst(run: RunRecord) -> tuple[float, float] | None:
     """(argmax, decided) macro F1 of the worst site of each."""
     rows = telling(run)
-    before = [v for site in rows if math.isfinite(v := site.argmax())]
+    before = [v for site in rows if math.isfinite(v := site.value(plain=True))]
     return (min(before), rows[0].value()) if len(before) > 1 else None

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from markupsafe import Markup
 
 from fedtail.core.metrics import METRICS, metrics
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, say, table_of
 from fedtail.report.comparison import Comparison
-from fedtail.report.facts import area_with_interval, found_and_missed, in_short, number_in, provenance, telling
-from fedtail.report.pictures import class_order, curve, every_seed
+from fedtail.report.facts import in_short, outcome, provenance
+from fedtail.report.pictures import curve, every_seed
 from fedtail.report.tables import MOST_COLUMNS, footnote, headline, summary
 from fedtail.runs.record import RunRecord
 from fedtail.settings import flatten
-from fedtail.words import NONE, duration, fixed, plural, setting
+from fedtail.words import NONE, duration, fixed, setting
 
 MOST_PANELS = 8
 MOST_CURVES = 5
-MOST_TILES = 4
 REVEALED = "The sites revealed only totals, as they could up to version 0.2: there is accuracy but nothing per class."
 
 
@@ -32,7 +29,7 @@ def results(comparison: Comparison, metric: str) -> list[Block]:
     more = table.block(test=False, colours=comparison.colours) if len(table.columns) > MOST_COLUMNS else Text("")
     return [
         Text(in_short(comparison, metric), "short"),
-        _tiles(comparison, metric),
+        Tiles(outcome(comparison, metric)),
         Text(summary(comparison, metric), "lead"),
         *verdicts(comparison),
         table.block(table.most_telling(), colours=comparison.colours),
@@ -41,35 +38,6 @@ def results(comparison: Comparison, metric: str) -> list[Block]:
         Fold("All metrics", [more]),
         Charts([every_seed(comparison, name) for name in (metric, "tail")] if len(comparison.runs) > 1 else []),
     ]
-
-
-def _tiles(comparison: Comparison, metric: str) -> Tiles:
-    """The best contender in a few numbers, each beside what it is to be read against."""
-    if not (scored := comparison.scored(metric)):
-        return Tiles([])
-    best, run = scored[0], scored[0].runs[0]
-    seeds = f"mean of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
-    tiles = []
-    for one in found_and_missed(run):
-        beside = plural(one.false_alarms, "false alarm") + (f"; seed {run.seed}" if seeds else "")
-        tiles.append((f"{one.found:,} of {one.support:,}", f"cases of {one.name} found", beside))
-    floor = number_in(run.result.get("floor"), metric)
-    against = f"{floor:.3f} when always predicting the majority class" if math.isfinite(floor) else seeds
-    tiles.append((fixed(best.mean(metric)), METRICS[metric].words, against))
-    if each := [sites for r in best.runs if len(sites := telling(r)) > 1]:
-        value, who = np.mean([sites[0].value() for sites in each]), f"{each[0][0].name}, {each[0][0].samples:,} samples"
-        beside = f"{seeds}; in seed {run.seed}: {who}" if seeds else who
-        tiles.append((fixed(float(value)), "macro F1 at the worst site", beside))
-    area = "rare_pr_auc" if len(run.classes) == 2 else "tail"
-    interval = "" if seeds else f"95 % interval {area_with_interval(run, int(class_order(run)[0]))[1]}"
-    for name, title, beside in (
-        ("rare_pr_auc", "PR-AUC of the rarer class", seeds or interval),
-        ("tail", "recall of the rarest third", seeds or "of the classes"),
-        ("calibration_error", "calibration error", "0: probabilities mean what they say"),
-    ):
-        if math.isfinite(best.mean(name)) and name in (area, "calibration_error"):
-            tiles.append((fixed(best.mean(name)), title, beside))
-    return Tiles(tiles[:MOST_TILES])
 
 
 def verdicts(comparison: Comparison) -> list[Text]:

@@ -80,14 +80,14 @@ def site_table(run: RunRecord) -> Table:
             f"{split.capitalize()} samples": f"{site.samples:,}",
             f"of {run.classes[rare]}": f"{site.positives(rare):,}",
             "Macro F1": fixed(site.value()),
-            "Plain argmax": fixed(site.argmax()),
+            "Plain argmax": fixed(site.value(plain=True)),
         }
         for site in rows
     )
 
 
 def _before(rows: Sequence[AtSite]) -> list[float]:
-    return [v for site in rows if math.isfinite(v := site.argmax())]
+    return [v for site in rows if math.isfinite(v := site.value(plain=True))]
 
 
 def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = METRIC) -> Rows:
@@ -101,7 +101,7 @@ def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = 
         now = np.array([site.value(metric) for site in shown])
         series = [Series(METRICS[metric].words, 1, now)]
         if _before(rows):
-            before = np.array([site.argmax(metric) for site in shown])
+            before = np.array([site.value(metric, plain=True) for site in shown])
             series = [Series("plain argmax", 0, before), Series("with decision rule", 1, now)]
     else:
         series = []

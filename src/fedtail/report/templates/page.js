@@ -262,10 +262,13 @@
           location.reload();
           return;
         }
-      } catch { return; }  // the run is over, and with it who served the page
+      } catch {  // the run is over, and with it who served the page
+        document.querySelector("[role=status]").textContent = "The run is over: report.html in its folder has how it ended.";
+        return;
+      }
       setTimeout(look, 1500);
     };
-    if (live !== "done") setTimeout(look, 1500);
+    setTimeout(look, 1500);
   }
 
   // A printed page has everything: folds open, and close again.
