@@ -41,6 +41,8 @@ class Named(Section):
 
 Partition = Literal["auto", "iid", "dirichlet", "labels", "column"]
 PARTITIONS: tuple[str, ...] = get_args(Partition)
+CLIENTS = 5
+"""Number of clients where neither the data nor anybody says."""
 
 
 class DataSettings(Named):
@@ -48,8 +50,8 @@ class DataSettings(Named):
 
     name: str = "digits"
     """Data set; see `fedtail data list`."""
-    clients: int = Field(5, ge=1, le=10_000_000)
-    """Number of clients, for data without sites of its own."""
+    clients: int | None = Field(None, ge=1, le=10_000_000)
+    """Number of clients, for data without sites of its own; 5 unless you say otherwise."""
     partition: Partition = "auto"
     """How samples are split across clients: ``iid``, ``dirichlet``, ``labels`` (two classes each) or
     ``column`` (the data's own sites). ``auto`` is ``column`` if the data has sites, otherwise ``dirichlet``."""

@@ -130,13 +130,26 @@ def test_a_shell_completes_commands_without_importing_them() -> None:
     assert found.stdout.split() == ["report", "recalibrate", "reproduce"]
 
 
-def test_clients_that_the_data_has_itself_are_told(capsys, monkeypatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("clients", [["--clients", "5"], ["data.clients=2"]])
+def test_other_clients_than_the_data_has_itself_are_refused(capsys, monkeypatch, tmp_path: Path, clients) -> None:
     rows = pd.DataFrame({"a": [i % 7 for i in range(60)], "y": [0, 1] * 30, "s": ["u", "v", "w"] * 20})
     rows.to_csv(tmp_path / "t.csv", index=False)
     table = ["--table", str(tmp_path / "t.csv"), "--label", "y", "--site", "s", "--rounds", "1", "--out", str(tmp_path)]
-    for clients, said in (("2", True), ("3", False)):
-        monkeypatch.setattr(sys, "argv", ["fedtail", "run", *table, "--clients", clients])
-        with pytest.raises(SystemExit):
+    monkeypatch.setattr(sys, "argv", ["fedtail", "run", *table, *clients])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2 and sorted(p.name for p in tmp_path.iterdir()) == ["t.csv"]
+    said = capsys.readouterr().err
+    assert f"data.clients = {clients[-1][-1]} has no effect: 't' has 3 sites of its own" in said
+    assert "leave it out, or have sites made up with data.partition=dirichlet" in said
+
+
+def test_the_number_of_sites_may_be_said_and_a_run_goes_on_without_it(monkeypatch, tmp_path: Path) -> None:
+    rows = pd.DataFrame({"a": [i % 7 for i in range(90)], "y": [0, 1] * 45, "s": list("uvwxz") * 18})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    table = ["--table", str(tmp_path / "t.csv"), "--label", "y", "--site", "s", "--rounds", "1", "--out", str(tmp_path)]
+    for more in (["--clients", "5"], ["--resume"]):
+        monkeypatch.setattr(sys, "argv", ["fedtail", "run", *table, "--name", "a", *more])
+        with pytest.raises(SystemExit) as stopped:
             main()
-        note = "--clients 2 has no effect: the data has 3 sites, and each is a client"
-        assert (note in capsys.readouterr().err) is said
+        assert not stopped.value.code

@@ -65,11 +65,11 @@ def test_notes_are_printed_under_q_too(capsys: Any, monkeypatch: Any, tmp_path: 
     rows = [f"{i % 7},{'uv'[i % 2]},{i % 3}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["a,s,y", *rows]))
     table = ["--table", str(tmp_path / "t.csv"), "--label", "y", "--site", "s", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["fedtail", "run", *table, "--rounds", "1", "-q", "--clients", "5"])
+    monkeypatch.setattr(sys, "argv", ["fedtail", "run", *table, "--rounds", "1", "-q"])
     with pytest.raises(SystemExit):
         main()
     err = capsys.readouterr().err
-    assert "--clients 5 has no effect" in err and "round 1/1" not in err
+    assert "fewer than 100 training rows" in err and "round 1/1" not in err
 
 
 def test_learning_rate_and_epochs_are_flags(capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from fedtail.data import Federation, Samples, long_tail_counts, partition, split
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.partitions import by_shares
+from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError
 
 LABELS = np.repeat(np.arange(6), [300, 150, 80, 40, 20, 10])
@@ -137,3 +138,13 @@ def test_the_last_samples_of_a_class_go_to_the_largest_remainders() -> None:
     shares = np.array([[0.58, 1 / 3], [0.26, 1 / 3], [0.16, 1 / 3]])
     dealt = by_shares(np.repeat([0, 1], [5, 30]), shares, np.random.default_rng(0))
     assert [int((rows < 5).sum()) for rows in dealt] == [3, 1, 1]
+
+
+def test_a_number_of_clients_beside_sites_of_the_data_is_an_error_unless_it_is_theirs() -> None:
+    data = Samples(torch.zeros(60, 2), torch.arange(60) % 3)
+    pooled = Pooled(data, data, ("a", "b", "c"), "own", sites=np.arange(60) % 4)
+    assert partition(pooled).n_clients == partition(pooled, clients=4).n_clients == 4
+    assert partition(pooled, clients=3, partition="iid").n_clients == 3
+    for given in (3, 5):
+        with pytest.raises(FedtailError, match=f"data.clients = {given} has no effect: 'own' has 4 sites of its own"):
+            partition(pooled, clients=given)

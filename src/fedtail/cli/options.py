@@ -172,16 +172,6 @@ def _read_rates(path: Path) -> dict[str, Any]:
     raise FedtailError(f"--rates {str(path)!r} {wrong}")
 
 
-def ignored_clients(flags: Mapping[str, Any], n_clients: int) -> list[str]:
-    """A note where ``--clients`` was given for data that has sites of its own."""
-    asked = flags.get("data.clients")
-    if asked is None or asked == n_clients:
-        return []
-    return [
-        f"--clients {asked} has no effect: the data has {n_clients} sites, and each is a client (data.partition=auto)"
-    ]
-
-
 def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Settings:
     """The config of a command that makes one run; ``fedtail run runs/x --resume`` goes on in that very folder, whatever
     name its config has."""

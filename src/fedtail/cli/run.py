@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, ignored_clients, run_config
+from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, run_config
 from fedtail.cli.progress import RoundProgress, console, print_notes, terminal
 from fedtail.cli.tables import print_block
 from fedtail.core.metrics import shown
@@ -59,7 +59,7 @@ def run_command(
             if live is not None:
                 live.folder = folder
             about = json.loads((folder / "clients.json").read_text())
-            print_notes([*about["notes"], *ignored_clients(flags, len(about["sites"]))])
+            print_notes(about["notes"])
 
         result = run(
             config,

@@ -14,7 +14,8 @@ from fedtail.data.federation import PANEL, Federation, Samples, Transform, assem
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError, one_of
-from fedtail.settings import PARTITIONS, DataSettings, checked
+from fedtail.settings import CLIENTS, PARTITIONS, DataSettings, checked
+from fedtail.words import plural
 
 
 def split(
@@ -117,12 +118,17 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
     parts, sites = split(
         pooled.train.y.numpy(),
         how,
-        data.clients,
+        CLIENTS if data.clients is None else data.clients,
         alpha=data.alpha,
         column=pooled.sites,
         min_samples=data.min_samples,
         seed=seed,
     )
+    if how == "column" and data.clients not in (None, len(parts)):
+        raise FedtailError(
+            f"data.clients = {data.clients} has no effect: {pooled.name!r} has {plural(len(parts), 'site')} of its own, "
+            "and each is a client; leave it out, or have sites made up with data.partition=dirichlet"
+        )
     federation = assemble(
         pooled.train,
         parts,

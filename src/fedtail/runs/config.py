@@ -18,6 +18,7 @@ from fedtail.rates import RATES
 from fedtail.registry import Registry
 from fedtail.rounds.state import DIAGNOSTICS
 from fedtail.settings import (
+    CLIENTS,
     DIAGNOSTICS_OF_UPDATES,
     FREE_KEYS,
     LOCAL_LR,
@@ -58,6 +59,9 @@ def load_config(
     given = {key: value for key, value in (flags or {}).items() if value is not None} | parse_overrides(overrides)
     if everything:
         _follow_optimizer(raw, given)
+        data = raw.get("data")
+        if isinstance(data, dict) and data.get("clients") == CLIENTS:  # earlier versions wrote it whatever the data were
+            del data["clients"]
     for key, value in given.items():
         if key in RETIRED:
             raise retired(key, value)
@@ -226,7 +230,8 @@ def parse_value(text: str) -> Any:
 
 def result_keys(config: Settings) -> dict[str, Any]:
     """Dotted key -> value of everything a run's result depends on."""
-    return {k: v for k, v in flatten(config.model_dump()).items() if k not in FREE_KEYS}
+    keys = {k: v for k, v in flatten(config.model_dump()).items() if k not in FREE_KEYS}
+    return {**keys, "data.clients": config.data.clients or CLIENTS}
 
 
 def first_difference(a: Settings, b: Settings) -> str | None:
