@@ -145,6 +145,6 @@ def test_a_number_of_clients_beside_sites_of_the_data_is_an_error_unless_it_is_t
     pooled = Pooled(data, data, ("a", "b", "c"), "own", sites=np.arange(60) % 4)
     assert partition(pooled).n_clients == partition(pooled, clients=4).n_clients == 4
     assert partition(pooled, clients=3, partition="iid").n_clients == 3
-    for given in (3, 5):
-        with pytest.raises(FedtailError, match=f"data.clients = {given} has no effect: 'own' has 4 sites of its own"):
-            partition(pooled, clients=given)
+    for clients in (3, 5):
+        with pytest.raises(FedtailError, match=f"data.clients = {clients} has no effect: 'own' has 4 sites of its own"):
+            partition(pooled, clients=clients)

@@ -15,6 +15,7 @@ from fedtail.cli.progress import print_notes, terminal
 from fedtail.cli.tables import bare_table, rich_table, table_width
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
+from fedtail.data.tables.columns import Choices
 from fedtail.data.tables.schema import schema_text
 from fedtail.data.tables.sites import propose_schema
 from fedtail.errors import FedtailError, writing
@@ -178,14 +179,8 @@ def schema_command(
     """
     if out is not None and out.suffix not in (".toml", ".json"):
         raise FedtailError(f"--out {str(out)!r} must end in .toml or .json")
-    schema, notes = propose_schema(
-        table,
-        label,
-        site=site,
-        exclude=exclude,
-        categories=categories,
-        max_levels=max_levels,
-    )
+    choices = Choices(exclude, categories, max_levels=max_levels)
+    schema, notes = propose_schema(table, label, site=site, choices=choices)
     text = schema_text(schema, out.suffix if out is not None else ".toml")
     if out is None:
         typer.echo(text, nl=False)

@@ -15,7 +15,7 @@ import typer
 from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console, print_notes
 from fedtail.core.metrics import METRICS, summarize
-from fedtail.data.tables.pooled import names_option
+from fedtail.data.tables.columns import names_option
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail.runs.explain import reasons, sentence
 from fedtail.runs.judged import judge

@@ -126,8 +126,8 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
     )
     if how == "column" and data.clients not in (None, len(parts)):
         raise FedtailError(
-            f"data.clients = {data.clients} has no effect: {pooled.name!r} has {plural(len(parts), 'site')} of its own, "
-            "and each is a client; leave it out, or have sites made up with data.partition=dirichlet"
+            f"data.clients = {data.clients} has no effect: {pooled.name!r} has {plural(len(parts), 'site')} of its "
+            "own, and each is a client; leave it out, or have sites made up with data.partition=dirichlet"
         )
     federation = assemble(
         pooled.train,

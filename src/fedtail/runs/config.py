@@ -60,7 +60,7 @@ def load_config(
     if everything:
         _follow_optimizer(raw, given)
         data = raw.get("data")
-        if isinstance(data, dict) and data.get("clients") == CLIENTS:  # earlier versions wrote it whatever the data were
+        if isinstance(data, dict) and data.get("clients") == CLIENTS:  # earlier versions wrote it for any data
             del data["clients"]
     for key, value in given.items():
         if key in RETIRED:

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.data.tables.columns import Levels, Numbers, decimal_comma, infer_kind, level_numbers, parse_column
+from fedtail.data.tables.columns import Choices, Levels, Numbers, decimal_comma, infer_kind, level_numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns, hash_bucket
 from fedtail.data.tables.schema import Column, TableSchema, load_schema, schema_text
 from fedtail.errors import FedtailError
 
 
 def kind_of(values: Any, name: str = "c", **options: Any) -> str:
-    return infer_kind(name, parse_column(pd.Series(values)), max_levels=options.pop("max_levels", 64), **options).name
+    return infer_kind(name, parse_column(pd.Series(values)), Choices(**options)).name
 
 
 def test_kinds_of_ordinary_columns() -> None:
@@ -59,15 +59,15 @@ def test_numbers_written_as_text_are_numbers() -> None:
 
 
 def test_a_few_words_among_numbers_count_as_missing_and_many_make_a_category() -> None:
-    few = infer_kind("c", parse_column(pd.Series([str(i % 40) for i in range(97)] + ["broken"] * 3)), max_levels=64)
+    few = infer_kind("c", parse_column(pd.Series([str(i % 40) for i in range(97)] + ["broken"] * 3)))
     assert few.name == "numeric" and few.note is not None and "3 non-numeric fields" in few.note
-    many = infer_kind("c", parse_column(pd.Series([str(i % 40) for i in range(80)] + ["x"] * 20)), max_levels=64)
+    many = infer_kind("c", parse_column(pd.Series([str(i % 40) for i in range(80)] + ["x"] * 20)))
     assert many.name == "category" and many.note is not None and "mixes 80 numbers with 20" in many.note
 
 
 def test_codes_can_be_declared_categories() -> None:
     column = parse_column(pd.Series(["01", "02", "1"] * 10))
-    assert infer_kind("zip", column, max_levels=64, category=True).name == "category"
+    assert infer_kind("zip", column, Choices(categories=["zip"])).name == "category"
 
 
 def test_spellings_of_one_level_are_merged() -> None:
@@ -79,7 +79,7 @@ def test_spellings_of_one_level_are_merged() -> None:
 def test_infinities_and_overflowing_numbers_are_missing_and_counted() -> None:
     column = parse_column(pd.Series([1.0, np.inf, -np.inf, 1e300, 2.0]))
     assert isinstance(column, Numbers) and column.infinite == 3
-    kind = infer_kind("c", column, max_levels=64)
+    kind = infer_kind("c", column)
     assert kind.note is not None and "3 infinite values" in kind.note
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedtail.data.tables.read import MISSING
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, check_range
 
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+")
@@ -21,6 +22,34 @@ DATE = re.compile(
 )
 LARGEST = 1e100
 """Beyond this, squares overflow: such values count as infinite."""
+
+
+def names_option(key: str, value: Any) -> tuple[str, ...]:
+    """A list of column names, or one string with commas; without the spaces around them, as tables are read."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, Collection) or not all(isinstance(v, str) for v in value):
+        raise FedtailError(f"data.{key} = {value!r} must be a list of column names")
+    return tuple(v.strip() for v in value if v.strip())
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What people say of a table's columns; see ``tables.pooled.table``."""
+
+    exclude: Sequence[str] | str = ()
+    categories: Sequence[str] | str = ()
+    numbers: Sequence[str] | str = ()
+    max_levels: int = 64
+    hash_buckets: int = 64
+    pieces: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("exclude", "categories", "numbers"):
+            object.__setattr__(self, key, names_option(key, getattr(self, key)))
+        check_range("data.max_levels", self.max_levels, 2)
+        check_range("data.hash_buckets", self.hash_buckets, 2)
+        check_range("data.pieces", self.pieces or 0, 0, 256)
 
 
 @dataclass(frozen=True)
@@ -169,11 +198,10 @@ class Kind:
         return self.name in ("numeric", "category")
 
 
-def infer_kind(
-    name: str, column: Numbers | Levels, *, max_levels: int, category: bool = False, number: bool = False
-) -> Kind:
-    """Decide from all rows of the file; nothing is fitted here. ``category`` forces names, whatever they look like;
-    ``number`` keeps numbers from being taken for codes or ids, and their values for marks."""
+def infer_kind(name: str, column: Numbers | Levels, choices: Choices = Choices()) -> Kind:
+    """Decide from all rows of the file; nothing is fitted here. ``choices.categories`` are names, whatever they look
+    like; ``choices.numbers`` are not taken for codes or ids, and their values not for marks."""
+    category, number = name in choices.categories, name in choices.numbers
     if isinstance(column, Numbers) and category:
         column = as_levels(column)
     if isinstance(column, Numbers):
@@ -189,7 +217,7 @@ def infer_kind(
     if category:
         return Kind("category", column)
     if not number and any(PADDED.fullmatch(v) for v in column.levels):
-        kind = _names(name, column, counts, np.full(len(column.levels), np.nan), max_levels)
+        kind = _names(name, column, counts, np.full(len(column.levels), np.nan), choices.max_levels)
         return replace(kind, code="leading zeros") if kind.used else kind
     comma = decimal_comma(column.levels)
     numbers = level_numbers(column.levels, comma)
@@ -205,7 +233,7 @@ def infer_kind(
             f"data.numbers names column {name!r}, whose fields are no numbers, such as {column.levels[0]!r}; "
             "leave it out"
         )
-    return _names(name, column, counts, numbers, max_levels)
+    return _names(name, column, counts, numbers, choices.max_levels)
 
 
 def _numeric(name: str, column: Numbers, number: bool = False) -> Kind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from fedtail.core.random import generator
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Kind, Levels, Numbers, infer_kind, parse_column
+from fedtail.data.tables.columns import Choices, Kind, Levels, Numbers, infer_kind, parse_column
 from fedtail.data.tables.encode import SiteTable, encode_site, frame_columns, labelled
 from fedtail.data.tables.labels import label_codes, label_notes, label_type, name_codes, natural_order, need_column
 from fedtail.data.tables.notes import class_notes, describe, doubts, leak_note, leaking_columns, left_out_words
@@ -56,30 +56,17 @@ def table(
     codes; ``schema``: a schema file that declares kinds and levels. Categories of more than ``max_levels`` levels are
     hashed into ``hash_buckets`` features; a number is cut into ``pieces`` (0 for none).
     """
-    exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
-    numbers = names_option("numbers", numbers)
+    choices = Choices(exclude, categories, numbers, max_levels, hash_buckets, pieces)
     declared = load_schema(schema) if schema else None
     label, site = agreed_label(label.strip(), declared), site and site.strip()
-    shared: dict[str, Any] = {
-        "cluster": cluster,
-        "test_fraction": test_fraction,
-        "exclude": exclude,
-        "categories": categories,
-        "numbers": numbers,
-        "schema": declared,
-        "max_levels": max_levels,
-        "hash_buckets": hash_buckets,
-        "pieces": pieces,
-        "seed": seed,
-    }
+    shared = {"cluster": cluster, "test_fraction": test_fraction, "schema": declared, "seed": seed, **vars(choices)}
     if is_saved(path):
         from fedtail.data.huggingface import load_pooled  # which needs this module
 
         return load_pooled(path, label, site, pictures=False, **shared)
     reading: dict[str, Any] = {
-        "text": {*categories, *((c.name for c in declared.columns if c.kind != "numeric") if declared else ())},
+        "text": {*choices.categories, *((c.name for c in declared.columns if c.kind != "numeric") if declared else ())},
         "plain": {label, site} - {None, ""},
-        "exclude": set(exclude) - {label, site},
         "delimiter": delimiter,
         "encoding": encoding,
     }
@@ -96,33 +83,25 @@ def table_from_frame(
     test: pd.DataFrame | Table | None = None,
     test_fraction: float = 0.2,
     classes: Sequence[str] | None = None,
-    exclude: Sequence[str] | str = (),
-    categories: Sequence[str] | str = (),
-    numbers: Sequence[str] | str = (),
     schema: TableSchema | None = None,
-    max_levels: int = 64,
-    hash_buckets: int = 64,
-    pieces: int | None = None,
     seed: int = 0,
+    **choices: Any,
 ) -> Pooled:
     """Turn a DataFrame into a data set; see ``table`` for the options. The frame is not changed.
 
-    ``classes``: the order of the classes, if not alphabetical.
+    Args:
+        classes: the order of the classes, if not alphabetical.
+        choices: as of ``Choices``: ``exclude``, ``categories``, ``numbers``, ``max_levels``, ``hash_buckets`` and
+            ``pieces``.
     """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
-    check_range("data.max_levels", max_levels, 2)
-    check_range("data.hash_buckets", hash_buckets, 2)
-    check_range("data.pieces", 0 if pieces is None else pieces, 0, 256)
+    said = Choices(**choices)
     source = frame if isinstance(frame, Table) else from_frame(frame)
     where, notes = f"table {source.name!r}", list(source.notes)
     data = source.frame.copy(deep=False)
     label = "" if label is None else str(label).strip()  # columns of a DataFrame may be numbers
     site, cluster = (None if name is None else str(name).strip() for name in (site, cluster))
-    exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
-    numbers = names_option("numbers", numbers)
-    check_columns(
-        source.columns, label, site, {"exclude": exclude, "categories": categories, "numbers": numbers}, where
-    )
+    check_columns(list(data.columns), label, site, said, where)
     if cluster is not None:
         need_column("cluster", cluster, list(data.columns), where)
     labels = None if cluster is None else data[cluster].astype(str).to_numpy()
@@ -138,13 +117,13 @@ def table_from_frame(
     train, held = keep, np.empty(0, dtype=np.int64)
     if tested is None:
         train, held = _split(y, sites, keep, test_fraction, seed)
-    kinds = kinds_of(data, categories, numbers, max_levels, exclude)
+    kinds = kinds_of(data, said)
     notes += [k.note for k in kinds.values() if k.note]
     if schema is None:
-        schema = infer_schema(kinds, train, label, classes, site, max_levels, hash_buckets, where)
-        schema = replace(schema, pieces=pieces)
+        schema = infer_schema(kinds, train, label, classes, site, said, where)
         columns = {c.name: kinds[c.name].data for c in schema.columns}
     else:
+        schema = schema if said.pieces is None else replace(schema, pieces=said.pieces)
         columns = frame_columns(schema, source.frame, where)
     rows = SiteTable(source.name, columns, y, notes)
     scaled = fit_schema(schema, moments_of(schema, columns, train, 1))
@@ -180,17 +159,11 @@ def table_from_frame(
     )
 
 
-def kinds_of(
-    frame: pd.DataFrame,
-    categories: Collection[str],
-    numbers: Collection[str],
-    max_levels: int,
-    exclude: Collection[str] = (),
-) -> dict[str, Kind]:
+def kinds_of(frame: pd.DataFrame, choices: Choices) -> dict[str, Kind]:
     """Return what each column of a frame is taken for."""
 
     def kind(name: str) -> Kind:
-        if name in exclude:
+        if name in choices.exclude:
             return Kind("excluded", Levels(np.empty(0, dtype=np.int32), []))
         try:
             column = parse_column(frame[name])
@@ -198,7 +171,7 @@ def kinds_of(
             raise FedtailError(
                 f"column {name!r} holds lists or other things that are no numbers or names; exclude it"
             ) from None
-        return infer_kind(name, column, max_levels=max_levels, category=name in categories, number=name in numbers)
+        return infer_kind(name, column, choices)
 
     return {str(name): kind(name) for name in frame.columns}
 
@@ -209,8 +182,7 @@ def infer_schema(
     label: str,
     classes: tuple[str, ...],
     site: str | None,
-    max_levels: int,
-    hash_buckets: int,
+    choices: Choices,
     where: str,
     min_count: int = 1,
 ) -> TableSchema:
@@ -218,7 +190,7 @@ def infer_schema(
     left_out = {name: kind.name for name, kind in kinds.items() if not kind.used}
     columns = []
     for name, kind in kinds.items():
-        if kind.used and (column := make_column(name, kind.data, train, max_levels, hash_buckets, min_count)):
+        if kind.used and (column := make_column(name, kind.data, train, choices, min_count)):
             columns.append(column)
         elif kind.used:
             left_out[name] = "empty"  # but for held-out rows, or levels that are too rare to be named
@@ -226,11 +198,11 @@ def infer_schema(
         raise FedtailError(
             f"{where} has no usable input column besides {label!r} (left out: {left_out_words(left_out) or 'nothing'})"
         )
-    return TableSchema(label, classes, tuple(columns), site, left_out)
+    return TableSchema(label, classes, tuple(columns), site, left_out, pieces=choices.pieces)
 
 
 def make_column(
-    name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int, min_count: int = 1
+    name: str, data: Numbers | Levels, train: np.ndarray, choices: Choices, min_count: int = 1
 ) -> Column | None:
     """The column as training rows show it; None for a category of which they have no level often enough."""
     if isinstance(data, Numbers):
@@ -238,24 +210,14 @@ def make_column(
     codes = data.codes[train]
     missing = bool((codes < 0).any())
     counts = np.bincount(codes[codes >= 0], minlength=len(data.levels))
-    if np.count_nonzero(counts) > max_levels:
-        return Column(name, "hashed", buckets=hash_buckets, missing=missing)
+    if np.count_nonzero(counts) > choices.max_levels:
+        return Column(name, "hashed", buckets=choices.hash_buckets, missing=missing)
     levels = natural_order({data.levels[i] for i in np.flatnonzero(counts >= min_count)})
     return Column(name, "category", tuple(levels), missing=missing) if levels else None
 
 
-def names_option(key: str, value: Any) -> tuple[str, ...]:
-    """A list of column names, or one string with commas; without the spaces around them, as tables are read."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, Collection) or not all(isinstance(v, str) for v in value):
-        raise FedtailError(f"data.{key} = {value!r} must be a list of column names")
-    return tuple(v.strip() for v in value if v.strip())
-
-
-def check_columns(
-    names: list[str], label: str, site: str | None, named: Mapping[str, Sequence[str]], where: str
-) -> None:
+def check_columns(names: list[str], label: str, site: str | None, choices: Choices, where: str) -> None:
+    """Raise unless the table has the columns that people name, and each in one role."""
     if not label:
         raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
     need_column("label", label, names, where)
@@ -266,10 +228,10 @@ def check_columns(
     twice = [n for n in names if n.startswith(f"{label} (") and n.endswith(")") and n[len(label) + 2 : -1].isdigit()]
     if twice:
         raise FedtailError(f"{where} has more than one column called {label!r}; rename all others")
-    for option, columns in named.items():  # a misspelt one would stay as it is, unseen
-        for name in columns:
-            need_column(option, name, names, where)
-    both = next((n for n in named["categories"] if n in named["numbers"]), None)
+    for role in ("exclude", "categories", "numbers"):  # a misspelt one would stay as it is, unseen
+        for name in getattr(choices, role):
+            need_column(role, name, names, where)
+    both = next((n for n in choices.categories if n in choices.numbers), None)
     if both is not None:
         raise FedtailError(f"{where}: column {both!r} is in data.categories and in data.numbers; list it only once")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,10 @@ from fedtail.words import listing
 _WORDS = "? NA N/A n/a <NA> #N/A #NA NaN nan -nan -NaN 1.#QNAN -1.#IND NULL null None NONE none"
 MISSING = ("", *_WORDS.split())
 """Fields that mean "no value", except in label and site columns, where only the empty field does."""
-TABLES = (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq")
-OTHER = {
-    "a spreadsheet": ".xlsx .xls .ods",
-    "a JSON file": ".json .jsonl",
-    "an XML file": ".xml",
-    "an HTML page": ".html",
-    "an SPSS file": ".sav",
-    "a Stata file": ".dta",
-    "a SAS file": ".sas7bdat",
-    "an R file": ".rds .rda .rdata",
-    "a pickle": ".pkl",
-    "a Feather file": ".feather",
-    "a database": ".sqlite",
-}
+PARQUET = (".parquet", ".pq")
+TABLES = (".csv", ".tsv", ".tab", ".txt", *PARQUET)
+_OTHER = ".xlsx .xls .ods .json .jsonl .xml .html .sav .dta .sas7bdat .rds .rda .rdata .pkl .feather .sqlite"
+OTHER = tuple(_OTHER.split())
 """Files that people have tables in and that are not read."""
 
 
@@ -41,13 +31,6 @@ class Table:
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     name: str = "table"
-    left_out: tuple[str, ...] = ()
-    """Columns of the file that were not read, as asked."""
-
-    @property
-    def columns(self) -> list[str]:
-        """All columns of the file, read or not."""
-        return [*self.frame.columns, *self.left_out]
 
 
 def read_table(
@@ -55,21 +38,20 @@ def read_table(
     *,
     text: Collection[str] = (),
     plain: Collection[str] = (),
-    exclude: Collection[str] = (),
     delimiter: str | None = None,
     encoding: str | None = None,
 ) -> Table:
     """Read a file into a DataFrame with unique, non-empty column names.
 
     ``text`` columns are read as they are written (``01`` stays ``01``); ``plain`` ones too, and in them only the
-    empty field is missing (labels and sites may be called "NA" or "None"). ``exclude`` is not read at all.
-    Rows with too many or too few fields are an error.
+    empty field is missing (labels and sites may be called "NA" or "None"). Rows with too many or too few fields
+    are an error.
     """
     path = Path(path)
-    if other := next((what for what, ends in OTHER.items() if path.suffix.lower() in ends.split()), None):
-        raise FedtailError(f"{str(path)!r} is {other}; save it as CSV and use that file")
-    if is_parquet(path):
-        return _read_parquet(path, exclude)
+    if (suffix := path.suffix.lower()) in OTHER:
+        raise FedtailError(f"{str(path)!r} is a {suffix} file, which is not read; save it as CSV and use that file")
+    if suffix in PARQUET:
+        return _read_parquet(path)
     source = inspect_source(path, delimiter=delimiter, encoding=encoding)
     notes = list(source.notes)
     names = column_names(source, notes)
@@ -91,8 +73,7 @@ def read_table(
         raise broken(path, error) from error
     if frame.empty:
         raise FedtailError(f"{str(path)!r} has a header ({len(names)} columns) but no rows")
-    left_out = tuple(n for n in names if n in exclude)
-    return Table(frame.drop(columns=list(left_out)), notes, table_name(path), left_out)
+    return Table(frame, notes, table_name(path))
 
 
 def _parsed(source: Source, options: dict[str, Any]) -> pd.DataFrame:
@@ -136,10 +117,6 @@ def is_saved(path: str | Path) -> bool:
     return any(Path(path, f"dataset_{what}.json").is_file() for what in ("info", "dict"))
 
 
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
 def table_name(path: Path) -> str:
     """The file's name without the suffixes a table has."""
     name = path.name
@@ -158,55 +135,47 @@ def column_names(source: Source, notes: list[str]) -> list[str]:
         else:
             notes.append("rows have one field more than the header; the first was used as row names")
             header.insert(0, "(row name)")
-    named, new = unique_names(header)
-    if new:
-        notes.append("columns renamed: " + listing(f"{old or 'no name'!r} to {name!r}" for old, name in new))
+    named, renamed = unique_names(header)
+    notes += renamed
     if all(re.fullmatch(r"[-+]?[\d.]+", n) for n in source.header):
         notes.append("warning: all column names are numbers; is the header line missing?")
     return named
 
 
-def unique_names(header: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Names made unique and non-empty, and the (old, new) pairs that changed."""
+def unique_names(header: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names made unique and non-empty, and a note of those that changed."""
     out: list[str] = []
-    changed: list[tuple[str, str]] = []
+    changed: list[str] = []
     taken = set(header)
     for i, name in enumerate(header):
         new, k = name or f"column {i + 1}", 2
         while new in out or (new != name and new in taken):
             new, k = f"{name or f'column {i + 1}'} ({k})", k + 1
         if new != name:
-            changed.append((name, new))
+            changed.append(f"{name or 'no name'!r} to {new!r}")
         out.append(new)
-    return out, changed
+    return out, [f"columns renamed: {listing(changed)}"] if changed else []
 
 
-def _read_parquet(path: Path, exclude: Collection[str]) -> Table:
+def _read_parquet(path: Path) -> Table:
     if not path.is_file():
         raise FedtailError(f"table {str(path)!r} does not exist")
     try:
-        import pyarrow.parquet as parquet
+        frame = pd.read_parquet(path)
     except ImportError:
         raise FedtailError("reading Parquet needs pyarrow: pip install 'fedtail[parquet]'") from None
-    try:
-        names = parquet.read_schema(path).names
-        frame = pd.read_parquet(path, columns=[n for n in names if n.strip() not in exclude])
     except Exception as error:  # pyarrow raises its own kinds, depending on what is wrong inside the file
         raise FedtailError(f"{str(path)!r} is not a readable Parquet file: {_one_line(error)}") from error
     if isinstance(frame.index, pd.MultiIndex) or frame.index.name is not None:
         frame = frame.reset_index()
-    left_out = tuple(n.strip() for n in names if n.strip() in exclude)
-    return replace(from_frame(frame, table_name(path)), left_out=left_out)
+    return from_frame(frame, table_name(path))
 
 
 def from_frame(frame: pd.DataFrame, name: str = "table") -> Table:
     """A DataFrame as a table: names made strings and unique."""
     if frame.empty:
         raise FedtailError(f"{name!r} has {frame.shape[1]} columns and {frame.shape[0]} rows; a table needs both")
-    names, changed = unique_names([str(c).strip() for c in frame.columns])
-    notes = []
-    if changed:
-        notes.append("columns renamed: " + listing(f"{old or 'no name'!r} to {new!r}" for old, new in changed))
+    names, notes = unique_names([str(c).strip() for c in frame.columns])
     return Table(frame.set_axis(names, axis=1), notes, name)
 
 

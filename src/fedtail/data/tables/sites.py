@@ -20,10 +20,11 @@ import torch
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.tables.columns import Choices
 from fedtail.data.tables.encode import SiteTable, encode_site, labelled
 from fedtail.data.tables.labels import label_codes
 from fedtail.data.tables.notes import describe
-from fedtail.data.tables.pooled import check_columns, infer_schema, kinds_of, names_option
+from fedtail.data.tables.pooled import check_columns, infer_schema, kinds_of
 from fedtail.data.tables.read import is_table, read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import (
@@ -51,11 +52,7 @@ def propose_schema(
     label: str,
     *,
     site: str | None = None,
-    exclude: Sequence[str] | str = (),
-    categories: Sequence[str] | str = (),
-    numbers: Sequence[str] | str = (),
-    max_levels: int = 64,
-    hash_buckets: int = 64,
+    choices: Choices = Choices(),
     min_count: int = MIN_COUNT,
     **reading: Any,
 ) -> tuple[TableSchema, list[str]]:
@@ -63,24 +60,20 @@ def propose_schema(
     may have levels and classes that this one lacks. A level of fewer than ``min_count`` rows is not named, since the
     proposal leaves the site. Every category gets a place for missing values."""
     label, site = label.strip(), site and site.strip()
-    plain = {label} | ({site} if site else set())
-    given = {"exclude": exclude, "categories": categories, "numbers": numbers}
-    named = {role: names_option(role, names) for role, names in given.items()}
-    exclude, categories, numbers = named.values()
-    source = read_table(path, text=set(categories), plain=plain, exclude=set(exclude) - plain, **reading)
+    source = read_table(path, text=choices.categories, plain={label, site} - {None}, **reading)
     where = f"table {source.name!r}"
-    check_columns(source.columns, label, site, named, where)
+    check_columns(list(source.frame.columns), label, site, choices, where)
     y, classes = label_codes(source.frame[label], label, where)
     inputs = source.frame.drop(columns=[name for name in (label, site) if name])
-    kinds = kinds_of(inputs, categories, numbers, max_levels)
-    rows, sizes = np.flatnonzero(y >= 0), (max_levels, hash_buckets)
-    schema = infer_schema(kinds, rows, label, classes, site, *sizes, where, min_count)
-    whole = infer_schema(kinds, rows, label, classes, site, *sizes, where)
+    kinds, rows = kinds_of(inputs, choices), np.flatnonzero(y >= 0)
+    schema = infer_schema(kinds, rows, label, classes, site, choices, where, min_count)
+    whole = infer_schema(kinds, rows, label, classes, site, choices, where)
     kept = {c.name: len(c.levels) for c in schema.columns}
     rare = {c.name: n for c in whole.columns if (n := len(c.levels) - kept.get(c.name, 0))}
     words = [f"{name!r}: {n} of fewer than {min_count} rows" for name, n in rare.items()]
-    columns = tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
-    schema = replace(schema, columns=columns)
+    schema = replace(
+        schema, columns=tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
+    )
     notes = [f"levels that are too rare to be named outside the site: {listing(words)}"] if words else []
     notes += [*source.notes, *(k.note for k in kinds.values() if k.note)]
     return schema, [*notes, *describe(schema, len(y), kinds)]
@@ -129,6 +122,7 @@ def site_tables(
     holds out a stratified ``test_fraction`` of its own rows.
     """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
+    choices = Choices(exclude, categories, numbers, max_levels, hash_buckets, pieces)
     files = site_files(path)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
     notes: list[str] = []
@@ -139,10 +133,7 @@ def site_tables(
         first, file = next(iter(files.items()))
         if not label:
             raise FedtailError(f"table {first!r} {NEEDS_LABEL}")
-        how: dict[str, Any] = {"exclude": exclude, "categories": categories, "numbers": numbers, **reading}
-        agreed, words = propose_schema(
-            file, label, max_levels=max_levels, hash_buckets=hash_buckets, min_count=1, **how
-        )
+        agreed, words = propose_schema(file, label, choices=choices, min_count=1, **reading)
         kept = ("left out", "hashed", "numbers", "categories", "codes")
         notes = [f"columns, levels and classes come from the first site, {first!r}; declare them with data.schema"]
         notes += [note for note in words if note.startswith(kept)]
