@@ -97,12 +97,12 @@ def inspect_command(
 
 def show(view: Inspection, width: int | None = None) -> None:
     """Print an inspection; ``*`` marks each site's rarest group, ``·`` a class it lacks."""
-    out = terminal(width=width)
+    out, data = terminal(width=width), view.federation
     k, c = view.table.shape
-    shape = " x ".join(map(str, view.input_shape))
+    shape = " x ".join(map(str, data.input_shape))
     out.print(
-        f"{view.name}: {view.total.sum():,} training, {view.validation.sum():,} validation, {view.test.sum():,} "
-        f"test samples of {shape} values, {c} classes, {k:,} sites",
+        f"{data.name}: {view.total.sum():,} training, {sum(map(len, data.validation)):,} validation, "
+        f"{view.test.sum():,} test samples of {shape} values, {c} classes, {k:,} sites",
         soft_wrap=True,
     )
     whole = _by_class(view)
@@ -114,10 +114,10 @@ def show(view: Inspection, width: int | None = None) -> None:
         f"* rarest of {view.n_groups} groups at rate {view.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
         "epoch: samples per epoch after resampling",
         f"label skew {view.skew:.3f} (0: every site has the global class mix; near 1: sites share almost no classes)",
-        *(f"  {view.sites[i]} lacks {listing(view.missing(i), 6)}" for i in lacking[:5]),
+        *(f"  {data.sites[i]} lacks {listing(view.missing(i), 6)}" for i in lacking[:5]),
         *([f"  and {len(lacking) - 5:,} more sites; --json lists all"] if len(lacking) > 5 else []),
     ]
-    for line in (*lines, *(f"note: {note}" for note in view.notes)):
+    for line in (*lines, *(f"note: {note}" for note in data.notes)):
         out.print(line, soft_wrap=True)
 
 
@@ -129,22 +129,24 @@ def _by_class(view: Inspection) -> Table:
         n = int(view.table[k, c])
         return "·" if n == 0 else f"{n:,}*" if last and view.groups[k, c] == last else f"{n:,}"
 
-    rows = [[site, *(cell(k, c) for c in view.order), *_figures(view, k)] for k, site in enumerate(view.sites)]
+    sites, names = view.federation.sites, [view.federation.classes[c] for c in view.order]
+    rows = [[site, *(cell(k, c) for c in view.order), *_figures(view, k)] for k, site in enumerate(sites)]
     rest = [
         [label, *(f"{n:,}" for n in counts[view.order]), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""]
         for label, counts in (("all sites", view.total), ("test", view.test))
     ]
-    return Table(rows, ["site", *(view.classes[c] for c in view.order), "samples", "imbalance", "epoch"], rest=rest)
+    return Table(rows, ["site", *names, "samples", "imbalance", "epoch"], rest=rest)
 
 
 def _by_site(view: Inspection) -> Table:
     """A row per site with the number of classes in each group; the middle left out where sites are many."""
-    k, last = len(view.sites), view.n_groups - 1
+    k, last = len(view.table), view.n_groups - 1
     rows = []
     for i in range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]:
         rare = int((view.groups[i] == last).sum()) if last else 0
         common = int((view.groups[i] >= 0).sum()) - rare
-        rows.append([view.sites[i], str(common), f"{rare}*", str(len(view.missing(i))), *_figures(view, i)])
+        missing = str(len(view.missing(i)))
+        rows.append([view.federation.sites[i], str(common), f"{rare}*", missing, *_figures(view, i)])
     if k > TALL:
         rows.insert(TALL // 2, ["…"] * 7)
     return Table(rows, ["site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch"])
@@ -152,9 +154,9 @@ def _by_site(view: Inspection) -> Table:
 
 def _classes(view: Inspection) -> Table:
     """The classes by name, rarest first, where the table of sites has no room for them."""
-    have = (view.table > 0).sum(0)
+    names, have = view.federation.classes, (view.table > 0).sum(0)
     order = view.order[: TALL * 2]
-    rows = [[view.classes[c], f"{view.total[c]:,}", f"{view.test[c]:,}", f"{have[c]:,}"] for c in order]
+    rows = [[names[c], f"{view.total[c]:,}", f"{view.test[c]:,}", f"{have[c]:,}"] for c in order]
     return Table(rows, ["class", "all sites", "test", "sites with it"])
 
 

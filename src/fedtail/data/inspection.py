@@ -21,23 +21,23 @@ from fedtail.errors import check_range
 class Inspection:
     """The site-by-class table of a federation and what follows from it at one resampling rate."""
 
-    name: str
-    sites: tuple[str, ...]
-    classes: tuple[str, ...]
-    table: np.ndarray
-    """(K, C) training samples."""
-    validation: np.ndarray
-    """(K,) private validation samples."""
-    test: np.ndarray
-    """(C,) test samples."""
+    federation: Federation
     rate: float
     n_groups: int
     groups: np.ndarray
     """(K, C) group of each class at each site after resampling, 0 = majority; -1 where the site lacks the class."""
     epoch: np.ndarray
-    """(K,) samples of one resampled epoch."""
-    input_shape: tuple[int, ...]
-    notes: tuple[str, ...] = ()
+    """(K,) samples per epoch after resampling."""
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """(K, C) training samples."""
+        return self.federation.label_map()
+
+    @cached_property
+    def test(self) -> np.ndarray:
+        """(C,) test samples."""
+        return self.federation.test.counts(self.federation.n_classes)
 
     @cached_property
     def total(self) -> np.ndarray:
@@ -47,7 +47,7 @@ class Inspection:
     @cached_property
     def order(self) -> np.ndarray:
         """(C,) the classes, rarest first."""
-        return np.lexsort((-np.arange(len(self.classes)), self.total))
+        return np.lexsort((-np.arange(len(self.total)), self.total))
 
     @cached_property
     def imbalance(self) -> np.ndarray:
@@ -56,7 +56,7 @@ class Inspection:
 
     def missing(self, k: int) -> tuple[str, ...]:
         """Classes that site k has no sample of, though some site has."""
-        return tuple(self.classes[c] for c in np.flatnonzero((self.table[k] == 0) & (self.total > 0)))
+        return tuple(self.federation.classes[c] for c in np.flatnonzero((self.table[k] == 0) & (self.total > 0)))
 
     @property
     def skew(self) -> float:
@@ -69,9 +69,9 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         return {
-            "name": self.name,
-            "input_shape": list(self.input_shape),
-            "classes": list(self.classes),
+            "name": self.federation.name,
+            "input_shape": list(self.federation.input_shape),
+            "classes": list(self.federation.classes),
             "train": self.total.tolist(),
             "test": self.test.tolist(),
             "imbalance": ratio(self.total),
@@ -82,15 +82,15 @@ class Inspection:
                     "site": site,
                     "counts": self.table[k].tolist(),
                     "train": int(self.table[k].sum()),
-                    "validation": int(self.validation[k]),
+                    "validation": len(self.federation.validation[k]),
                     "imbalance": float(self.imbalance[k]),
                     "missing": list(self.missing(k)),
                     "groups": self.groups[k].tolist(),
                     "resampled_epoch": int(self.epoch[k]),
                 }
-                for k, site in enumerate(self.sites)
+                for k, site in enumerate(self.federation.sites)
             ],
-            "notes": list(self.notes),
+            "notes": list(self.federation.notes),
         }
 
 
@@ -98,26 +98,12 @@ def inspect(federation: Federation, rate: float = 0.6, n_groups: int = 2) -> Ins
     """Count, compare and group; see ``Inspection``."""
     check_range("rate", rate, 0.0)
     check_range("groups", n_groups, 1)
-    table = federation.label_map()
     # sites with the same counts group alike: many small clients share few distinct rows
-    rows, back = np.unique(table, axis=0, return_inverse=True)
+    rows, back = np.unique(federation.label_map(), axis=0, return_inverse=True)
     resampled = [resampled_counts(row, rate) for row in rows]
     grouped = np.array([np.where(row > 0, group_classes(row, n_groups), -1) for row in resampled])
     back = back.reshape(-1)
-    return Inspection(
-        federation.name,
-        federation.sites,
-        federation.classes,
-        table,
-        np.array([len(v) for v in federation.validation]),
-        federation.test.counts(federation.n_classes),
-        rate,
-        n_groups,
-        grouped[back],
-        np.array([row.sum() for row in resampled])[back],
-        federation.input_shape,
-        federation.notes,
-    )
+    return Inspection(federation, rate, n_groups, grouped[back], np.array([row.sum() for row in resampled])[back])
 
 
 def ratio(counts: np.ndarray) -> float:

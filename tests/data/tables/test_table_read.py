@@ -221,7 +221,5 @@ def test_a_quote_inside_a_field_is_only_a_character(tmp_path: Path) -> None:
 def test_names_become_unique(header: list[str]) -> None:
     names, _ = unique_names(header)
     assert len(set(names)) == len(names) == len(header) and all(names)
-    assert all(
-        new == old for old, new in zip(header, names, strict=True) if old and header.index(old) == names.index(new)
-    )
+    assert all(names[header.index(name)] == name for name in header if name)
     assert np.isin([n for n in header if n and header.count(n) == 1], names).all()
