@@ -18,7 +18,7 @@ from fedtail.federate.protocol.wire import Parts, size_of
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
-from fedtail.models.encoders import open_encoder
+from fedtail.models.encoders.opening import open_encoder
 from fedtail.runs import encoding
 from fedtail.runs.config import changed, check_config
 from fedtail.runs.execution import run

@@ -94,7 +94,7 @@ def test_the_automatic_choice_follows_the_shape() -> None:
     [
         ("resnet19", (3, 8, 8), {}, "did you mean 'resnet18'"),
         ("resnet18", (8,), {}, "takes images"),
-        ("resnet18", (3, 8, 8), {"stem": "tiny"}, "allowed: auto, large, small"),
+        ("resnet18", (3, 8, 8), {"stem": "tiny"}, "input should be 'auto', 'small' or 'large'"),
         ("resnet18", (3, 8, 8), {"init": "zero"}, "allowed: he, torch"),
         ("resnet18", (3, 8, 8), {"norm": "layer"}, "allowed: batch, group"),
         ("resnet18", (3, 8, 8), {"norm_groups": 7}, "does not divide 64 channels; these do: 1, 2, 4, 8, 16, 32, 64"),

@@ -12,7 +12,9 @@ from torch import nn
 
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
-from fedtail.models.encoders import ENCODERS, Encoding, efficientnet_lite, open_encoder, use_encoder
+from fedtail.models.encoders import efficientnet_lite
+from fedtail.models.encoders.base import ENCODERS, Encoding
+from fedtail.models.encoders.opening import open_encoder, use_encoder
 from fedtail.models.norm import fix_batchnorm, has_batchnorm
 from tests.encoders import TINY, tiny
 

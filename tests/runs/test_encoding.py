@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import fedtail as ft
 from fedtail.errors import FedtailError
-from fedtail.models.encoders import open_encoder
+from fedtail.models.encoders.opening import open_encoder
 from fedtail.models.norm import fix_batchnorm
 from fedtail.runs import encoding as module
 from fedtail.runs.build import build_federation, prepare

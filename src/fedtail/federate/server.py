@@ -21,7 +21,7 @@ from fedtail.federate.relay import follow
 from fedtail.federate.statistics import agree_on_preprocessing
 from fedtail.files import write_atomically
 from fedtail.methods.trees import Trees
-from fedtail.models.encoders import Encoding
+from fedtail.models.encoders.base import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
 from fedtail.rounds.history import plain

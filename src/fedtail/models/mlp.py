@@ -1,18 +1,11 @@
-"""Networks for tables and for features of an encoder.
-
-- ``mlp``: fully connected with GroupNorm; the paper's 4-layer FFNN is ``hidden = (32, 16, 8)``.
-- ``residual_mlp``: blocks that add to what they get, with GroupNorm in front (Gorishniy et al. 2021). The first layer's
-  column of a one-hot feature is the embedding of that level, and its columns of a number's pieces are the embedding of
-  where the number lies: both are as wide as the network.
-- ``linear`` and ``cosine``: heads on features.
-"""
+"""Networks for tables (``mlp``, ``residual_mlp``) and heads for features of an encoder (``linear``, ``cosine``)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +18,7 @@ from fedtail.models.registry import MODELS
 def mlp(
     input_shape: tuple[int, ...], n_classes: int, hidden: Sequence[int] = (32, 16, 8), norm_groups: int = 1
 ) -> nn.Module:
-    """Linear-GroupNorm-ReLU blocks, then a linear output layer.
+    """Linear-GroupNorm-ReLU blocks, then a linear output layer; by default the paper's 4-layer FFNN.
 
     ``norm_groups``: GroupNorm groups per hidden layer (1 normalises over all units); 0 leaves it out.
     """
@@ -48,15 +41,19 @@ class Residual(nn.Module):
         self.body = nn.Sequential(*body)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.body(x)
-        return out
+        return x + cast(Tensor, self.body(x))
 
 
 @MODELS.add("residual_mlp")
 def residual_mlp(
     input_shape: tuple[int, ...], n_classes: int, width: int = 64, blocks: int = 2, norm_groups: int = 1
 ) -> nn.Module:
-    """A linear layer, ``blocks`` of x + linear(relu(linear(norm(x)))), norm, ReLU and a linear output layer."""
+    """A linear layer, ``blocks`` of x + linear(relu(linear(norm(x)))), norm, ReLU and a linear output layer
+    (Gorishniy et al. 2021).
+
+    The first layer's column of a one-hot feature is the embedding of that level, and its columns of a number's pieces
+    are the embedding of where the number lies.
+    """
     check_range("model.blocks", blocks, 0)
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(input_shape), width)]
     for _ in range(blocks):
@@ -77,7 +74,10 @@ def linear(input_shape: tuple[int, ...], n_classes: int, norm: bool = True) -> n
     layers: list[nn.Module] = [nn.Flatten()]
     if norm and width > 1:
         layers.append(nn.GroupNorm(1, width, affine=False))
-    return nn.Sequential(*layers, _zeros(nn.Linear(width, n_classes)))
+    layers.append(nn.Linear(width, n_classes))
+    for parameter in layers[-1].parameters():
+        nn.init.zeros_(parameter)  # equal scores for all classes: the problem is convex, so nothing needs breaking
+    return nn.Sequential(*layers)
 
 
 @MODELS.add("cosine")
@@ -96,11 +96,3 @@ class Cosine(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * F.linear(F.normalize(x), F.normalize(self.weight))
-
-
-def _zeros(layer: nn.Linear) -> nn.Linear:
-    """Start at equal scores for all classes; the problem is convex, so nothing needs breaking."""
-    with torch.no_grad():
-        layer.weight.zero_()
-        layer.bias.zero_()
-    return layer

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
 from fedtail.words import plural
-
-BATCHNORM = ("keep", "groupnorm")
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
@@ -53,13 +51,6 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     plain features, gets one group.
     """
     return _replaced(module, partial(_convert, groups=groups))
-
-
-def treat_batchnorm(module: nn.Module, batchnorm: str) -> nn.Module:
-    """Apply the option ``batchnorm``: ``keep`` or ``groupnorm``."""
-    if batchnorm not in BATCHNORM:
-        raise one_of("model.batchnorm", batchnorm, BATCHNORM)
-    return to_groupnorm(module) if batchnorm == "groupnorm" else module
 
 
 class ChannelAffine(nn.Module):

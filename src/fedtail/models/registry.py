@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fedtail.core.random import torch_seed
-from fedtail.errors import FedtailError, check_range
+from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.models.custom import custom_model
-from fedtail.models.norm import batchnorm_note, treat_batchnorm
+from fedtail.models.norm import batchnorm_note, to_groupnorm
 from fedtail.registry import Registry, is_own
 
 MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"), group="models")
@@ -24,6 +24,7 @@ OUTPUTS: set[type[nn.Module]] = set()
 
 WIDTHS = {"hidden", "channels", "width"}
 """Options that hold layer widths, one or several."""
+BATCHNORM = ("keep", "groupnorm")
 
 
 def build_model(
@@ -54,9 +55,10 @@ def build_model(
                     check_range(f"model.{key}", width.item(), 1)
             module = MODELS.build(name, tuple(input_shape), n_classes, **options)
         module = with_classifier(module, classifier)
-    module = treat_batchnorm(module, batchnorm)
-    note = batchnorm_note(module)
-    if note:
+    if batchnorm not in BATCHNORM:
+        raise one_of("model.batchnorm", batchnorm, BATCHNORM)
+    module = to_groupnorm(module) if batchnorm == "groupnorm" else module
+    if note := batchnorm_note(module):
         warnings.warn(note, stacklevel=2)
     return module
 

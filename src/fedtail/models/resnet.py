@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
 from fedtail.models.norm import group_norm
 from fedtail.models.registry import MODELS
 
-STEMS = ("auto", "small", "large")
-INITS = ("he", "torch")
-NORMS = ("group", "batch")
 LARGE_SIDE = 96
 """From this many pixels on, ``stem="auto"`` takes the large stem."""
-
-
 Norm = Callable[[int], nn.Module]
 """The normalization of so many channels."""
 
@@ -50,25 +46,12 @@ class ResNet(nn.Module):
     """Stem, stages of blocks, global average pooling, linear output. x: (N, channels, height, width)."""
 
     def __init__(
-        self,
-        channels: int,
-        n_classes: int,
-        blocks: tuple[int, ...],
-        width: int,
-        norm: Norm,
-        large_stem: bool,
-        he: bool = True,
+        self, channels: int, n_classes: int, blocks: tuple[int, ...], width: int, norm: Norm, large_stem: bool, he: bool
     ) -> None:
         super().__init__()
-        if large_stem:
-            self.stem = nn.Sequential(
-                nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
-                norm(width),
-                nn.ReLU(),
-                nn.MaxPool2d(3, stride=2, padding=1),
-            )
-        else:
-            self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm(width), nn.ReLU())
+        side, stride, pool = (7, 2, [nn.MaxPool2d(3, stride=2, padding=1)]) if large_stem else (3, 1, [])
+        first = nn.Conv2d(channels, width, side, stride=stride, padding=side // 2, bias=False)
+        self.stem = nn.Sequential(first, norm(width), nn.ReLU(), *pool)
         layers: list[nn.Module] = []
         planes = width
         for stage, count in enumerate(blocks):
@@ -96,10 +79,10 @@ def resnet(*blocks: int) -> Callable[..., nn.Module]:
         input_shape: tuple[int, ...],
         n_classes: int,
         norm_groups: int = 32,
-        stem: str = "auto",
+        stem: Literal["auto", "small", "large"] = "auto",
         width: int = 64,
-        init: str = "he",
-        norm: str = "group",
+        init: Literal["he", "torch"] = "he",
+        norm: Literal["group", "batch"] = "group",
     ) -> nn.Module:
         """``stem``: ``small`` is a 3x3 convolution without pooling (the paper's, for CIFAR); ``large`` is 7x7 with
         stride 2 and max-pooling, for images of 96 pixels and more; ``auto`` chooses by size.
@@ -108,12 +91,6 @@ def resnet(*blocks: int) -> Callable[..., nn.Module]:
         """
         if len(input_shape) != 3:
             raise FedtailError(f"a ResNet takes images (channels, height, width), not samples of shape {input_shape}")
-        if stem not in STEMS:
-            raise one_of("model.stem", stem, STEMS)
-        if init not in INITS:
-            raise one_of("model.init", init, INITS)
-        if norm not in NORMS:
-            raise one_of("model.norm", norm, NORMS)
         large = stem == "large" or (stem == "auto" and min(input_shape[1:]) >= LARGE_SIDE)
         layer = nn.BatchNorm2d if norm == "batch" else partial(group_norm, groups=norm_groups)
         return ResNet(input_shape[0], n_classes, blocks, width, layer, large, init == "he")

@@ -21,7 +21,7 @@ from fedtail.methods.optimizers import with_optimizer
 from fedtail.methods.trees import Trees
 from fedtail.models import build_model, choose_model
 from fedtail.models.custom import check_output
-from fedtail.models.encoders import Encoding
+from fedtail.models.encoders.base import Encoding
 from fedtail.models.registry import with_classifier
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.evaluation import Split

@@ -13,7 +13,7 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import check_optimizer
 from fedtail.models import MODELS
-from fedtail.models.encoders import default_encoder
+from fedtail.models.encoders.opening import default_encoder
 from fedtail.rates import RATES
 from fedtail.registry import Registry
 from fedtail.rounds.state import DIAGNOSTICS

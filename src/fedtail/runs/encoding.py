@@ -17,8 +17,8 @@ from fedtail.data.images.features import Progress, encode_images, feature_store
 from fedtail.data.inspection import About
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
-from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder, use_encoder
-from fedtail.models.encoders.base import probe
+from fedtail.models.encoders.base import Encoding, probe
+from fedtail.models.encoders.opening import default_encoder, named, open_encoder, use_encoder
 from fedtail.settings import ModelSettings
 from fedtail.words import plural
 

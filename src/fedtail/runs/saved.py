@@ -31,7 +31,8 @@ from fedtail.data.tables.read import Table, is_table
 from fedtail.errors import FedtailError, one_of
 from fedtail.models import build_model
 from fedtail.models.device import check_device
-from fedtail.models.encoders import Encoding, is_code, use_encoder
+from fedtail.models.encoders.base import Encoding
+from fedtail.models.encoders.opening import is_code, use_encoder
 from fedtail.registry import is_own
 from fedtail.rounds.history import plain
 from fedtail.runs.encoding import build_encoded

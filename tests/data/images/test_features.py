@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.images.features import encode_images, feature_store
-from fedtail.models.encoders import open_encoder
+from fedtail.models.encoders.opening import open_encoder
 from tests.encoders import TINY
 
 

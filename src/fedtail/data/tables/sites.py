@@ -60,7 +60,7 @@ def propose_schema(
     may have levels and classes that this one lacks. A level of fewer than ``min_count`` rows is not named, since the
     proposal leaves the site. Every category gets a place for missing values."""
     label, site = label.strip(), site and site.strip()
-    source = read_table(path, text=choices.categories, plain={label, site} - {None}, **reading)
+    source = read_table(path, text=choices.categories, plain={name for name in (label, site) if name}, **reading)
     where = f"table {source.name!r}"
     check_columns(list(source.frame.columns), label, site, choices, where)
     y, classes = label_codes(source.frame[label], label, where)

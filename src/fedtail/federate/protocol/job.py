@@ -19,7 +19,7 @@ from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model
-from fedtail.models.encoders import Encoding
+from fedtail.models.encoders.base import Encoding
 from fedtail.runs.build import classifier_option
 from fedtail.runs.encoding import HEAD, build_encoded
 from fedtail.settings import DIAGNOSTICS_OF_UPDATES, LocalSettings, RunSettings, Settings, checked

@@ -13,7 +13,7 @@ from fedtail.core.privacy import gaussian_epsilon
 from fedtail.core.records import Task
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
-from fedtail.models.encoders import is_registered
+from fedtail.models.encoders.opening import is_registered
 from fedtail.registry import is_own
 from fedtail.settings import Section
 

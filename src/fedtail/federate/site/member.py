@@ -46,7 +46,7 @@ from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.site.site import encoding_here, need_trust
 from fedtail.federate.summed import check_sums_only, groups_of
 from fedtail.files import write_atomically
-from fedtail.models.encoders import Encoding
+from fedtail.models.encoders.base import Encoding
 
 SLACK = 1 + 1e-4
 """More noise than the multiplier asks for: it covers rounding."""

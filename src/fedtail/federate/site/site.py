@@ -42,7 +42,8 @@ from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.federate.site.worker_client import rotate
 from fedtail.federate.statistics import tell
-from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder
+from fedtail.models.encoders.base import Encoding
+from fedtail.models.encoders.opening import default_encoder, named, open_encoder
 from fedtail.rounds.evaluation import count_candidates
 from fedtail.rounds.local import train_client
 from fedtail.runs.build import is_images
