@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,42 +126,31 @@ def from_listing(
     if color not in ("auto", "grey", "rgb"):
         raise one_of("data.color", color, ("auto", "grey", "rgb"))
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
-    headers = survey(listing.files)
-    good = [h for h in headers if not isinstance(h, str)]
-    broken = {i: h for i, h in enumerate(headers) if isinstance(h, str)}
-    if broken and not (skip_corrupt and good):
-        raise _corrupt(listing, broken)
-    grey = color == "grey" or (color == "auto" and all(h[2] for h in good))
     check_range("data.largest", largest, 4, 2048)
+    headers = survey(listing.files)
+    listing, _ = _readable(listing, {i: h for i, h in enumerate(headers) if isinstance(h, str)}, skip_corrupt)
+    good = [h for h in headers if not isinstance(h, str)]
+    channels = 1 if color == "grey" or (color == "auto" and all(h[2] for h in good)) else 3
     shape, note = choose_size([h[:2] for h in good], size, largest)
-    readable = [i for i in range(len(headers)) if i not in broken]
-    decoded = decode(listing.root, [listing.files[i] for i in readable], shape, 1 if grey else 3, cache=cache)
-    broken |= {readable[i]: reason for i, reason in decoded.bad.items()}
-    if broken and not skip_corrupt:
-        raise _corrupt(listing, broken)
-    keep = [j for j in range(len(readable)) if j not in decoded.bad]
-    kept = [readable[j] for j in keep]
-    x = decoded.x if len(keep) == len(decoded.x) else decoded.x[torch.as_tensor(keep)]
-    names, codes = np.unique([listing.classes[i] for i in kept], return_inverse=True)
+    decoded = decode(listing.root, listing.files, shape, channels, cache=cache)
+    listing, kept = _readable(listing, decoded.bad, skip_corrupt)
+    x = decoded.x[torch.from_numpy(kept)] if decoded.bad else decoded.x
+    names, codes = np.unique(listing.classes, return_inverse=True)
     if len(names) < 2:
         raise FedtailError(
             f"{listing.root} has only one class ({str(names[0])!r}); training needs at least two class folders"
         )
     if background is not None and background not in names:
         raise one_of("data.background", background, [str(v) for v in names])
-    sites = np.array([listing.sites[i] for i in kept]) if listing.sites else None
+    sites = np.array(listing.sites) if listing.sites else None
     y = codes.astype(np.int64)
-    train, test = _split(y, sites, [listing.test[i] for i in kept] if listing.test else None, test_fraction, seed)
-    labels = torch.from_numpy(y)
-    mean, std = channel_statistics(x[torch.from_numpy(train)])
-    lost = (
-        f"{len(broken):,} files could not be read and were skipped; the first is {_first(listing, broken)}"
-        if broken
-        else ""
-    )
+    train, test = _split(y, sites, listing.test, test_fraction, seed)
+    whole = Samples(x, torch.from_numpy(y))
+    samples = whole.take(train)
+    mean, std = channel_statistics(samples.x)
     return Pooled(
-        Samples(x[torch.from_numpy(train)], labels[torch.from_numpy(train)]),
-        Samples(x[torch.from_numpy(test)], labels[torch.from_numpy(test)]),
+        samples,
+        whole.take(test),
         classes=tuple(str(v) for v in names),
         name=name,
         transform=Transform(1 / 255, mean, std),
@@ -170,8 +159,8 @@ def from_listing(
         test_sites=sites[test] if sites is not None else None,
         model="auto",
         background=None if background is None else [str(v) for v in names].index(background),
-        preprocessing={"kind": "images", "size": list(shape), "channels": 1 if grey else 3},
-        notes=tuple(n for n in (*listing.notes, note, lost) if n),
+        preprocessing={"kind": "images", "size": list(shape), "channels": channels},
+        notes=tuple(n for n in (*listing.notes, note) if n),
     )
 
 
@@ -212,14 +201,20 @@ def _check_empty(root: Path, everything: Sequence[Path], files: Sequence[Path], 
             raise FedtailError(f"{what} folder {folder} has no images; add some or remove the folder")
 
 
-def _corrupt(listing: Listing, broken: dict[int, str]) -> FedtailError:
-    more = f" (and {len(broken) - 1:,} more)" if len(broken) > 1 else ""
-    return FedtailError(
-        f"cannot read {_first(listing, broken)}{more}; repair or delete it, or skip such files with "
-        "data.skip_corrupt=true"
-    )
-
-
-def _first(listing: Listing, broken: dict[int, str]) -> str:
-    i, reason = min(broken.items())
-    return f"{listing.files[i]} ({reason})"
+def _readable(listing: Listing, bad: Mapping[int, str], skip: bool) -> tuple[Listing, np.ndarray]:
+    """The listing without files that cannot be read, and the places of the others in it; an error unless they may be
+    skipped. ``bad``: place -> what is wrong."""
+    kept = np.setdiff1d(np.arange(len(listing.files)), list(bad))
+    if not bad:
+        return listing, kept
+    place, reason = min(bad.items())
+    first = f"{listing.files[place]} ({reason})"
+    if not (skip and len(kept)):
+        more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
+        raise FedtailError(
+            f"cannot read {first}{more}; repair or delete it, or skip such files with data.skip_corrupt=true"
+        )
+    note = f"{len(bad):,} files could not be read and were skipped; the first is {first}"
+    files, classes = [listing.files[i] for i in kept], [listing.classes[i] for i in kept]
+    sites, test = listing.sites and [listing.sites[i] for i in kept], listing.test and [listing.test[i] for i in kept]
+    return Listing(listing.root, files, classes, sites, test, (*listing.notes, note)), kept
