@@ -91,11 +91,8 @@ class Client:
 
 @dataclass(frozen=True)
 class Federation:
-    """Data of K clients with private validation splits, and a test set.
-
-    Create one by splitting a data set, ``fedtail.partition(fedtail.datasets.load("adult"))``, or from your own data:
-    ``Federation.from_tables``, ``from_images``, ``from_arrays``, ``from_datasets``.
-    """
+    """Data of K clients with private validation splits, and a test set: made by ``fedtail.partition``, or from data of
+    your own by ``from_tables``, ``from_images``, ``from_arrays``, ``from_datasets``."""
 
     pool: Samples
     train: tuple[np.ndarray, ...]
@@ -184,16 +181,8 @@ class Federation:
     def client(self, k: int) -> Client:
         """Client k's view, made once: every round asks for its labels."""
         if k not in self._clients:
-            self._clients[k] = Client(
-                index=k,
-                pool=self.pool,
-                train=self.train[k],
-                validation=self.validation[k],
-                n_classes=self.n_classes,
-                transform=self.transform,
-                augment=self.augment,
-                background=self.background,
-            )
+            own, how = (self.train[k], self.validation[k]), (self.transform, self.augment, self.background)
+            self._clients[k] = Client(k, self.pool, *own, self.n_classes, *how)
         return self._clients[k]
 
     @cached_property
@@ -283,8 +272,7 @@ class Federation:
         """
         from fedtail.data.own import from_arrays  # which needs this module
 
-        shares = {"validation": validation, "seed": seed}
-        return from_arrays(clients, test, classes, sites, test_fraction, **shares, **more)
+        return from_arrays(clients, test, classes, sites, test_fraction, validation=validation, seed=seed, **more)
 
     @classmethod
     def from_datasets(cls, clients: Sequence[Any], test: Any = None, **more: Any) -> Federation:
@@ -328,18 +316,14 @@ def assemble(
     aux = np.empty(0, dtype=np.int64)
     if auxiliary:
         parts, aux = take_auxiliary(y, parts, auxiliary, len(classes), generator(seed, "auxiliary"))
-    given: list[np.ndarray] = []
-    if holdout:
-        pairs = [
-            stratified_holdout(y, np.asarray(part), holdout, generator(seed, "holdout", k), "holdout")
-            for k, part in enumerate(parts)
-        ]
-        parts, given = [rest for rest, _ in pairs], [out for _, out in pairs]
-    train, held = [], []
-    for k, part in enumerate(parts):
-        t, v = stratified_holdout(y, np.asarray(part), validation, generator(seed, "validation", k))
-        train.append(t)
-        held.append(v)
+
+    def cut(parts: Sequence[np.ndarray], share: float, what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        draws = [generator(seed, what, k) for k in range(len(parts))]
+        cuts = [stratified_holdout(y, np.asarray(p), share, d, what) for p, d in zip(parts, draws, strict=True)]
+        return [rest for rest, _ in cuts], [held for _, held in cuts]
+
+    parts, given = cut(parts, holdout, "holdout") if holdout else (parts, [])
+    train, held = cut(parts, validation, "validation")
     names = tuple(sites) if sites is not None else tuple(f"client {k}" for k in range(len(parts)))
     server = np.sort(np.concatenate(given)) if given else np.empty(0, dtype=np.int64)
     return Federation(

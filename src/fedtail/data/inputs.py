@@ -40,12 +40,13 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
         data = data.frame
     if isinstance(data, dict | Image.Image):
         data = [data]
-    if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path | Image.Image) for d in data):
-        return _from_images(data, input_shape)
-    if isinstance(data, list | tuple) and data and all(isinstance(d, dict) for d in data):
-        data = pd.DataFrame(list(data))
-    if kind == "table" and isinstance(data, list | tuple):
-        raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
+    if isinstance(data, list | tuple):
+        if data and all(isinstance(d, str | Path | Image.Image) for d in data):
+            return _from_images(data, input_shape)
+        if data and all(isinstance(d, dict) for d in data):
+            data = pd.DataFrame(list(data))
+        elif kind == "table":
+            raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
     if kind == "table" and not isinstance(data, pd.DataFrame):
         data = _named_columns(data, preprocessing)
     if isinstance(data, pd.DataFrame):
@@ -66,9 +67,11 @@ def _named_columns(data: Any, preprocessing: Preprocessing) -> Any:
 def read_for(path: Path, preprocessing: Preprocessing) -> Table:
     """A table file, with the columns that are names read as text."""
     schema = saved_schema(preprocessing)
-    if schema is None:
-        return read_table(path)
-    return read_table(path, text={c.name for c in schema.columns if c.kind != "numeric"}, plain={schema.label})
+    return (
+        read_table(path)
+        if schema is None
+        else read_table(path, text={c.name for c in schema.columns if c.kind != "numeric"}, plain={schema.label})
+    )
 
 
 def saved_schema(preprocessing: Preprocessing) -> TableSchema | None:
@@ -160,9 +163,8 @@ def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int,
     elif len(input_shape) == 3 and given[-3:] == (*input_shape[1:], input_shape[0]) and x.ndim in (3, 4):
         x = x.reshape(-1, *given[-3:]).permute(0, 3, 1, 2)
     if tuple(x.shape[1:]) != input_shape:
-        hint = ""
-        if preprocessing.get("kind") == "table":
-            hint = "; pass table rows as a DataFrame (arrays are read as encoded features)"
+        table = preprocessing.get("kind") == "table"
+        hint = "; pass table rows as a DataFrame (arrays are read as encoded features)" if table else ""
         raise FedtailError(f"samples must have shape (N, {', '.join(map(str, input_shape))}), not {given}{hint}")
     if not len(x):
         raise FedtailError("no samples to predict")

@@ -65,9 +65,7 @@ def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
     label, site = (next(n for n in (what, f"{what}_", f"__{what}__") if n not in given) for what in (LABEL, SITE))
     frame = given.assign(**{label: labels})
     if owners is None:
-        alone: dict[str, Any] = (
-            {"clients": 1, "partition": "iid"} if not {"clients", "partition"} & options.keys() else {}
-        )
+        alone = {} if {"clients", "partition"} & options.keys() else {"clients": 1, "partition": "iid"}
         return from_tables(frame, label, **alone, **options)
     return from_tables(frame.assign(**{site: owners.astype(str)}), label, site, **options)
 
@@ -105,8 +103,10 @@ def from_arrays(
     """See ``Federation.from_arrays``."""
     if not isinstance(clients, Sequence) or not clients:
         raise FedtailError("from_arrays needs a list with one (x, y) pair per client")
-    if sites is not None:
-        _check_sites(sites, len(clients))
+    if sites is not None and len(sites) != len(clients):
+        raise FedtailError(f"{len(sites)} site names for {len(clients)} clients")
+    if sites is not None and len(set(sites)) < len(sites):
+        raise FedtailError(f"site names must be different, got {list(sites)!r}")
     who = [f"client {k}" + (f" ({sites[k]!r})" if sites is not None else "") for k in range(len(clients))]
     pairs = [_pair(pair, name) for pair, name in zip(clients, who, strict=True)]
     tested = None if test is None else _pair(test, "the test set")
@@ -209,13 +209,6 @@ def _codes(y: np.ndarray, known: dict[str, int], name: str) -> np.ndarray:
     return np.array([known[str(v)] for v in y], dtype=np.int64)
 
 
-def _check_sites(sites: Sequence[str], n: int) -> None:
-    if len(sites) != n:
-        raise FedtailError(f"{len(sites)} site names for {n} clients")
-    if len(set(sites)) < n:
-        raise FedtailError(f"site names must be different, got {list(sites)!r}")
-
-
 def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(N, ...) inputs and (N,) labels. Map-style and iterable data sets, tensors, arrays, numbers and PIL images
     (which become channels first); labels may be anything sortable."""
@@ -229,14 +222,16 @@ def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     for i, item in enumerate((dataset[i] for i in range(len(dataset))) if counted else dataset):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise FedtailError(f"{name}: sample {i} is a {type(item).__name__}, not an (input, label) pair")
-        x = _array(item[0], name, i)
+        x, label = _array(item[0], name, i), np.asarray(item[1])
+        if label.size != 1:
+            raise FedtailError(f"{name}: the label of sample {i} has shape {label.shape}, expected one value")
         if inputs and x.shape != inputs[0].shape:
             raise FedtailError(
                 f"{name}: sample {i} has shape {x.shape}, the first has {inputs[0].shape}; "
                 "resize or pad inputs to one shape"
             )
         inputs.append(x)
-        labels.append(_label(item[1], name, i))
+        labels.append(label.item())
     if not inputs:
         raise FedtailError(f"{name} has no samples; drop this client")
     return np.stack(inputs), np.array(labels)
@@ -247,17 +242,9 @@ def _array(value: Any, name: str, i: int) -> np.ndarray:
         pixels = np.asarray(value)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     try:
-        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(torch.as_tensor(value))
+        return np.asarray(torch.as_tensor(value).detach().cpu())
     except (TypeError, ValueError, RuntimeError):
         raise FedtailError(
             f"{name}: the input of sample {i} is a {type(value).__name__}, not a tensor, array, number or image; "
             "add a transform that converts it"
         ) from None
-
-
-def _label(value: Any, name: str, i: int) -> Any:
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        if value.size != 1 if isinstance(value, np.ndarray) else value.numel() != 1:
-            raise FedtailError(f"{name}: the label of sample {i} has shape {tuple(value.shape)}, expected one value")
-        return value.item()
-    return value

@@ -68,6 +68,9 @@ class Numbers:
     marks: tuple[float, ...] = ()
     """Values that meant "missing" and have become NaN."""
 
+    def __len__(self) -> int:
+        return len(self.values)
+
 
 @dataclass(frozen=True)
 class Levels:
@@ -78,6 +81,9 @@ class Levels:
     levels: list[str]
     dates: bool = False
     """The source says that these are dates or times."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
 def parse_column(series: pd.Series[Any]) -> Numbers | Levels:

@@ -33,7 +33,8 @@ ROWS = 8192
 """Rows encoded at a time: the block of the matrix stays in cache while column after column is written to it."""
 MAX_BYTES = 16e9
 Rows = slice | np.ndarray
-Writer = Callable[[np.ndarray, int, Rows], None]
+Writer = Callable[[np.ndarray, Rows], None]
+"""Writes some rows of a column into the part of the matrix that is the column's own."""
 
 
 def encode(
@@ -49,25 +50,21 @@ def encode(
     if not schema.fitted:
         raise FedtailError("the schema has no means and standard deviations yet; fit it first")
     notes = notes if notes is not None else []
-    first = columns[schema.columns[0].name]
-    n = len(index) if index is not None else len(first.values if isinstance(first, Numbers) else first.codes)
+    n = len(columns[schema.columns[0].name]) if index is None else len(index)
     if n * schema.width * 4 > MAX_BYTES:
         widest = sorted(schema.columns, key=lambda c: -c.width)[:3]
         raise FedtailError(
             f"{n} rows of {schema.width} features would take {n * schema.width * 4 / 1e9:.0f} GB; lower "
             f"data.max_levels or exclude wide columns ({', '.join(f'{c.name!r}: {c.width}' for c in widest)})"
         )
-    writers: list[tuple[int, Writer]] = []
-    offset = 0
-    for column in schema.columns:
-        writers.append((offset, _writer(column, columns[column.name], schema.clip, index, notes)))
-        offset += column.width
+    writers = [_writer(c, columns[c.name], schema.clip, index, notes) for c in schema.columns]
+    ends = np.cumsum([c.width for c in schema.columns])
     out = np.zeros((n, schema.width), dtype=np.float32)
     for start in range(0, n, ROWS):
-        block = out[start : start + ROWS]
+        parts = np.split(out[start : start + ROWS], ends[:-1], axis=1)
         rows = slice(start, start + ROWS) if index is None else index[start : start + ROWS]
-        for at, write in writers:
-            write(block, at, rows)
+        for part, write in zip(parts, writers, strict=True):
+            write(part, rows)
     return out
 
 
@@ -148,10 +145,10 @@ def _writer(
     target = _targets(column, data.levels)
     _report_unseen(column, data.levels, codes if index is None else codes[index], target, notes)
 
-    def write(block: np.ndarray, at: int, rows: Rows) -> None:
+    def write(part: np.ndarray, rows: Rows) -> None:
         to = target[codes[rows]]
         hit = np.flatnonzero(to >= 0)
-        block[hit, at + to[hit]] = 1.0
+        part[hit, to[hit]] = 1.0
 
     return write
 
@@ -159,20 +156,19 @@ def _writer(
 def _number_writer(values: np.ndarray, column: Column, clip: float | None) -> Writer:
     assert column.mean is not None and column.std is not None
     mean, std, missing, end = column.mean, column.std, column.missing, 1 + column.pieces
-    low = np.array(column.cuts[:-1])
-    length = np.diff(np.array(column.cuts))
+    low, length = np.array(column.cuts[:-1]), np.diff(np.array(column.cuts))
 
-    def write(block: np.ndarray, at: int, rows: Rows) -> None:
+    def write(part: np.ndarray, rows: Rows) -> None:
         given = values[rows]
-        part = (given - mean) / std
-        gone = np.isnan(part)
-        part[gone] = 0.0
-        block[:, at] = part if clip is None else np.clip(part, -clip, clip)
+        scaled = (given - mean) / std
+        gone = np.isnan(scaled)
+        scaled[gone] = 0.0
+        part[:, 0] = scaled if clip is None else np.clip(scaled, -clip, clip)
         if end > 1:
             along = (np.where(gone, low[0], given)[:, None] - low) / length
-            block[:, at + 1 : at + end] = np.clip(along, 0.0, 1.0, out=along)
+            part[:, 1:end] = np.clip(along, 0.0, 1.0, out=along)
         if missing:
-            block[:, at + end] = gone
+            part[:, end] = gone
 
     return write
 
@@ -181,12 +177,10 @@ def _targets(column: Column, levels: list[str]) -> np.ndarray:
     """(L + 1,) feature of each level, -1 for none; the last entry serves the code -1 (missing)."""
     if column.kind == "hashed":
         own = [hash_bucket(v, column.buckets) for v in levels]
-        end = column.buckets
     else:
         place = {v: i for i, v in enumerate(column.levels)}
         own = [place.get(v, place.get(_plain(v), -1)) for v in levels]
-        end = len(column.levels)
-    return np.array([*own, end if column.missing else -1], dtype=np.int64)
+    return np.array([*own, column.width - 1 if column.missing else -1], dtype=np.int64)
 
 
 def _plain(level: str) -> str:
@@ -215,9 +209,9 @@ def published(
     label: str, classes: Sequence[str], numeric: Sequence[str], vocabulary: Mapping[str, Sequence[str]]
 ) -> TableSchema:
     """Return the schema of numeric columns, then one-hot columns over a fixed vocabulary."""
-    columns = [Column(name, "numeric") for name in numeric]
-    columns += [Column(name, "category", tuple(levels)) for name, levels in vocabulary.items()]
-    return TableSchema(label, tuple(classes), tuple(columns), clip=None, strict=True)
+    numbers = [Column(name, "numeric") for name in numeric]
+    names = [Column(name, "category", tuple(levels)) for name, levels in vocabulary.items()]
+    return TableSchema(label, tuple(classes), (*numbers, *names), clip=None, strict=True)
 
 
 def strict_columns(schema: TableSchema, frame: pd.DataFrame, where: str) -> dict[str, Numbers | Levels]:
@@ -249,8 +243,7 @@ def strict_columns(schema: TableSchema, frame: pd.DataFrame, where: str) -> dict
 
 def from_layout(raw: Mapping[str, Any]) -> TableSchema:
     """Return the schema of a layout in a run folder of version 0.2 or older, which named neither label nor classes."""
-    schema = published("label", ("0", "1"), raw["numeric"], raw["vocabulary"])
-    return with_scale(schema, raw["shift"], raw["scale"])
+    return with_scale(published("label", ("0", "1"), raw["numeric"], raw["vocabulary"]), raw["shift"], raw["scale"])
 
 
 def with_scale(schema: TableSchema, shift: Sequence[float] | np.ndarray, scale: Any) -> TableSchema:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,8 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
         )
     hashed = [c.name for c in schema.columns if c.kind == "hashed"]
     if hashed:
-        most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)
+        found = {name: len(kind.data.levels) for name, kind in kinds.items() if isinstance(kind.data, Levels)}
+        most = listing(f"{n!r} ({found.get(n, 'many')} levels)" for n in hashed)
         notes.append(f"hashed, because they have more levels than data.max_levels: {most}")
     if schema.left_out:
         notes.append(f"left out: {left_out_words(schema.left_out)}")
@@ -129,11 +129,6 @@ def left_out_words(left_out: dict[str, str]) -> str:
     return listing((f"{name!r} ({REASONS.get(why, why)})" for name, why in left_out.items()), 12)
 
 
-def _n_levels(kinds: dict[str, Kind], name: str) -> Any:
-    data = kinds[name].data if name in kinds else None
-    return len(data.levels) if isinstance(data, Levels) else "many"
-
-
 def leaking_columns(
     columns: dict[str, Numbers | Levels],
     y: np.ndarray,
@@ -156,8 +151,7 @@ def leaking_columns(
     if half < 20:
         return out
     for name, data in columns.items():
-        revealed = _given_away(_values(data, sample), y[sample], half, len(classes))
-        if revealed:
+        if revealed := _given_away(_values(data, sample), y[sample], half, len(classes)):
             out[name] = [classes[c] for c in revealed]
     return out
 

@@ -1,8 +1,7 @@
 """One table per site, files that never meet: ``fedtail run --tables sites/ --label severity``.
 
 A schema (columns, levels, classes) is agreed on beforehand; sites send moments of their training rows, get the
-merged scaling back, and encode their own rows. The functions here take one site at a time and are what a site of a
-real federation calls; ``site_tables`` plays all sites in one process.
+merged scaling back, and encode their own rows. ``site_tables`` plays all sites in one process.
 """
 
 from __future__ import annotations
@@ -138,16 +137,15 @@ def site_tables(
         notes = [f"columns, levels and classes come from the first site, {first!r}; declare them with data.schema"]
         notes += [note for note in words if note.startswith(kept)]
     sites = [read_site(file, agreed, name=name, **reading) for name, file in files.items()]
-    splits = [
-        stratified_holdout(s.y, np.arange(len(s)), test_fraction, generator(seed, "site_tables/test", k))
-        for k, s in enumerate(sites)
-    ]
-    moments = [moments_of(agreed, s.columns, train, min_count) for s, (train, _) in zip(sites, splits, strict=True)]
-    scaled = fit_schema(agreed if pieces is None else replace(agreed, pieces=pieces), merge_moments(moments))
-    sketches = [sketch_of(scaled, s.columns, train, min_count) for s, (train, _) in zip(sites, splits, strict=True)]
+    draws = [generator(seed, "site_tables/test", k) for k in range(len(sites))]
+    splits = [stratified_holdout(s.y, np.arange(len(s)), test_fraction, d) for s, d in zip(sites, draws, strict=True)]
+    kept = [(s, train) for s, (train, _) in zip(sites, splits, strict=True)]
+    moments = merge_moments([moments_of(agreed, s.columns, rows, min_count) for s, rows in kept])
+    scaled = fit_schema(agreed if pieces is None else replace(agreed, pieces=pieces), moments)
+    sketches = [sketch_of(scaled, s.columns, rows, min_count) for s, rows in kept]
     fitted = fit_cuts(scaled, merge_sketches(sketches, len(scaled.numeric)))
-    train = [encode_site(s, fitted, index) for s, (index, _) in zip(sites, splits, strict=True)]
-    test = [encode_site(s, fitted, index) for s, (_, index) in zip(sites, splits, strict=True)]
+    train = [encode_site(s, fitted, rows) for s, rows in kept]
+    test = [encode_site(s, fitted, rows) for s, (_, rows) in zip(sites, splits, strict=True)]
     notes += [f"site {s.name!r}: {note}" for s in sites for note in dict.fromkeys(s.notes)]
     present = np.unique(np.concatenate([s.y for s in sites]))
     if len(present) < 2:
@@ -155,13 +153,14 @@ def site_tables(
     absent = [c for i, c in enumerate(fitted.classes) if i not in present]
     if absent:
         notes.append(f"warning: no site has rows of class {listing(absent)}")
+    names = np.array([s.name for s in sites], dtype=object)
     return Pooled(
         _concat(train),
         _concat(test),
         classes=fitted.classes,
         name="site tables",
-        sites=np.repeat(np.array([s.name for s in sites], dtype=object), [len(t) for t in train]),
-        test_sites=np.repeat(np.array([s.name for s in sites], dtype=object), [len(t) for t in test]),
+        sites=np.repeat(names, [len(t) for t in train]),
+        test_sites=np.repeat(names, [len(t) for t in test]),
         model="auto",
         preprocessing=fitted.to_dict(),
         notes=tuple(notes),
