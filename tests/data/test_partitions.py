@@ -13,9 +13,9 @@ from fedtail.errors import FedtailError
 LABELS = np.repeat(np.arange(6), [300, 150, 80, 40, 20, 10])
 
 
-@given(st.sampled_from(["iid", "dirichlet", "labels"]), st.integers(1, 8), st.integers(0, 50))
+@given(st.sampled_from(["iid", "dirichlet", "labels"]), st.integers(3, 8), st.integers(0, 50))
 def test_partition_is_exact_and_preserves_class_totals(scheme: str, clients: int, seed: int) -> None:
-    parts, _ = split(LABELS, scheme, clients, alpha=0.5, labels=6, seed=seed)
+    parts, _ = split(LABELS, scheme, clients, alpha=0.5, seed=seed)
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
 
@@ -108,19 +108,17 @@ def test_from_datasets_reads_any_torch_dataset() -> None:
     assert fed.n_clients == 2 and fed.n_classes == 3 and len(fed.test) == 12
 
 
-@given(st.integers(3, 9), st.integers(2, 6), st.integers(0, 20))
-def test_labels_gives_every_client_that_many_classes_and_every_class_a_client(k: int, labels: int, seed: int) -> None:
-    parts, _ = split(LABELS, "labels", k, labels=labels, seed=seed)
+@given(st.integers(3, 9), st.integers(0, 20))
+def test_labels_gives_every_client_two_classes_and_every_class_a_client(k: int, seed: int) -> None:
+    parts, _ = split(LABELS, "labels", k, seed=seed)
     held = np.stack([np.bincount(LABELS[p], minlength=6) > 0 for p in parts])
-    assert (held.sum(1) == labels).all() and held.any(0).all()
+    assert (held.sum(1) == 2).all() and held.any(0).all()
     assert np.ptp(held.sum(0)) <= 1  # classes are spread as evenly as their number allows
 
 
-def test_too_few_labels_for_the_classes_says_what_would_do() -> None:
-    with pytest.raises(FedtailError, match="use 3 clients or 3 labels per client"):
-        split(LABELS, "labels", 2, labels=2)
-    with pytest.raises(FedtailError, match=r"labels = 7 is outside \[1, 6\]"):
-        split(LABELS, "labels", 2, labels=7)
+def test_too_few_clients_for_the_classes_says_what_would_do() -> None:
+    with pytest.raises(FedtailError, match="2 clients with 2 labels each cannot cover 6 classes; use 3 clients"):
+        split(LABELS, "labels", 2)
 
 
 def samples() -> Samples:

@@ -43,8 +43,8 @@ def load_pooled(
             raise one_of("column", column, kinds)
     if site is not None and parts[0][0]:
         raise FedtailError(f"the partitions of a federation are its sites; leave out site = {site!r}")
-    frames = []
-    for name, part in [*parts, ("", test)][: len(parts) + (test is not None)]:
+    frames, everything = [], [*parts, *([] if test is None else [("", test)])]
+    for name, part in everything:
         plain = part.remove_columns([n for n in kinds if kinds[n] == "Image"]).to_pandas()
         for column, names in ((n, f.names) for n, f in features.items() if kinds[n] == "ClassLabel"):
             plain[column] = [names[int(v)] if v >= 0 else None for v in plain[column]]
@@ -63,10 +63,9 @@ def load_pooled(
         return table_from_frame(pd.concat(frames, ignore_index=True), label, site, **options)
     with tempfile.TemporaryDirectory() as folder:
         files = list[Path]()
-        for _, part in [*parts, ("", test)][: len(frames)]:
-            for image in part[images[0]]:
-                files.append(Path(folder, f"{len(files)}.png"))
-                image.save(files[-1])
+        for image in (image for _, part in everything for image in part[images[0]]):
+            files.append(Path(folder, f"{len(files)}.png"))
+            image.save(files[-1])
         rows, held = pd.concat(frames), len(files) - (0 if test is None else len(test))
         tested = None if test is None else [i >= held for i in range(len(files))]
         sites = None if site is None else rows[site].astype(str).tolist()

@@ -66,12 +66,9 @@ def _named_columns(data: Any, preprocessing: Preprocessing) -> Any:
 
 def read_for(path: Path, preprocessing: Preprocessing) -> Table:
     """A table file, with the columns that are names read as text."""
-    schema = saved_schema(preprocessing)
-    return (
-        read_table(path)
-        if schema is None
-        else read_table(path, text={c.name for c in schema.columns if c.kind != "numeric"}, plain={schema.label})
-    )
+    if (schema := saved_schema(preprocessing)) is None:
+        return read_table(path)
+    return read_table(path, text={c.name for c in schema.columns if c.kind != "numeric"}, plain={schema.label})
 
 
 def saved_schema(preprocessing: Preprocessing) -> TableSchema | None:

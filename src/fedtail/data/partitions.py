@@ -17,6 +17,9 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.settings import CLIENTS, PARTITIONS, DataSettings, checked
 from fedtail.words import plural
 
+DRAWS = 1000
+"""Dirichlet splits that are drawn before ``min_samples`` is given up."""
+
 
 def split(
     y: np.ndarray,
@@ -26,7 +29,6 @@ def split(
     alpha: float = 0.5,
     column: Sequence[Any] | np.ndarray | None = None,
     min_samples: int = 10,
-    labels: int = 2,
     seed: int = 0,
 ) -> tuple[list[np.ndarray], list[str] | None]:
     """Indices of each client, ascending and disjoint, covering ``y``; and site names for ``column``.
@@ -34,7 +36,7 @@ def split(
     - ``iid``: stratified round-robin after shuffling.
     - ``dirichlet``: per *class*, shares over clients ~ Dir(alpha); sizes differ, the global tail is kept exactly.
       Redrawn until every client has ``min_samples``.
-    - ``labels``: every client has ``labels`` classes only, each class is shared evenly by those that have it.
+    - ``labels``: every client has two classes only, each class is shared evenly by those that have it.
     - ``column``: one client per value of ``column``.
     """
     y = np.asarray(y)
@@ -54,7 +56,7 @@ def split(
     if partition == "dirichlet":
         return _per_class(y, n_clients, alpha, min_samples, rng), None
     if partition == "labels":
-        return _few_labels(y, n_clients, labels, rng), None
+        return _two_labels(y, n_clients, rng), None
     raise one_of("partition", partition, PARTITIONS)
 
 
@@ -75,8 +77,7 @@ def partition(
 
     Args:
         settings: settings of the section ``data`` that control the split: ``clients``, ``partition``, ``alpha``,
-            ``min_samples``, ``validation``, ``auxiliary``, ``holdout``,
-            ``augment``, ``seed``; see docs/settings.md.
+            ``min_samples``, ``validation``, ``auxiliary``, ``holdout``, ``augment``, ``seed``; see docs/settings.md.
     """
     for key in settings:
         if key not in SPLITTING:
@@ -165,8 +166,7 @@ def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[s
         shares[:, counts.sum(0) == 0] = 1 / len(parts)
         dealt = by_shares(pooled.test.y.numpy(), shares, generator(seed, "partition/test"))
         owner = np.empty(len(pooled.test), dtype=np.int64)
-        for k, rows in enumerate(dealt):
-            owner[rows] = k
+        owner[np.concatenate(dealt)] = np.repeat(np.arange(len(dealt)), [len(rows) for rows in dealt])
         return owner
     if pooled.test_sites is None:
         return np.empty(0, dtype=np.int64)
@@ -191,13 +191,11 @@ def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
     return [np.sort(dealt[i::k]) for i in range(k)]
 
 
-def _per_class(
-    y: np.ndarray, k: int, alpha: float, min_samples: int, rng: np.random.Generator, tries: int = 1000
-) -> list[np.ndarray]:
+def _per_class(y: np.ndarray, k: int, alpha: float, min_samples: int, rng: np.random.Generator) -> list[np.ndarray]:
     need = min(min_samples, max(1, len(y) // (2 * k)))
     members = [np.flatnonzero(y == c) for c in np.unique(y)]
     owner = np.empty(len(y), dtype=np.int64)
-    for _ in range(tries):
+    for _ in range(DRAWS):
         sizes = np.zeros(k, dtype=np.int64)
         for index in members:
             shares = rng.dirichlet(np.full(k, alpha))
@@ -209,24 +207,20 @@ def _per_class(
             return _of_owners(owner, sizes)
     raise FedtailError(
         f"no Dirichlet({alpha:g}) split of {len(y)} samples over {k} clients leaves every client {need} samples "
-        f"after {tries} draws; use fewer clients, a larger alpha or a smaller min_samples"
+        f"after {DRAWS:,} draws; use fewer clients, a larger alpha or a smaller min_samples"
     )
 
 
-def _few_labels(y: np.ndarray, k: int, labels: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Each client takes the classes that fewest have so far, ties at random; a class goes evenly to its clients."""
+def _two_labels(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Each client takes the two classes that fewest have so far, ties at random; a class goes evenly to its clients."""
     classes = np.unique(y)
-    if not 1 <= labels <= len(classes):
-        raise FedtailError(f"labels = {labels} is outside [1, {len(classes)}], the number of classes")
-    if k * labels < len(classes):
+    if 2 * k < len(classes):
         raise FedtailError(
-            f"{k} clients with {labels} labels each cannot cover {len(classes)} classes; use "
-            f"{-(-len(classes) // labels)} "
-            f"clients or {-(-len(classes) // k)} labels per client"
+            f"{k} clients with 2 labels each cannot cover {len(classes)} classes; use {-(-len(classes) // 2)} clients"
         )
     holds = np.zeros((k, len(classes)), dtype=bool)
     for row in holds:
-        row[np.lexsort((rng.random(len(classes)), holds.sum(0)))[:labels]] = True
+        row[np.lexsort((rng.random(len(classes)), holds.sum(0)))[:2]] = True
     owner = np.empty(len(y), dtype=np.int64)
     for c, label in enumerate(classes):
         members = rng.permutation(np.flatnonzero(y == label))

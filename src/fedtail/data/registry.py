@@ -53,9 +53,8 @@ OWN_TABLES: dict[str, Any] = {
     "server.optimizer": "auto",
     "decision.goal": "macro_f1",
 }
-"""And for networks on tables: many small sites get on faster with an optimizer at the server; they agree on the most
-frequent class long before they agree on rare ones, and the rows of a table are enough to find on private validation how
-far answers should lean to rare classes (docs/evidence.md)."""
+"""And for networks on tables: many small sites get on faster with an optimizer at the server, and the rows of a table
+are enough to find on private validation how far answers should lean to rare classes (docs/evidence.md)."""
 TREES: dict[str, Any] = {
     "method.name": "trees",
     "run.rounds": 200,
@@ -83,13 +82,11 @@ FROM_SCRATCH: dict[str, Any] = {
     "run.select": "last",
     "run.patience": 0,
 }
-"""And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). Adam's
-learning rate suits most images; a race in the first rounds compares networks that all answer one class still. Steps
-are noisy until the learning rate has fallen, and validation splits of a hundred images choose by luck before."""
+"""And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). A race of
+learning rates would compare networks that all answer one class still."""
 HEAD: dict[str, Any] = {"method.name": "logistic", "run.metric": "macro_f1", "run.select": "best"}
 """And for a linear head on a frozen encoder, where nobody has set what only networks have (docs/images.md)."""
 FROZEN: dict[str, Any] = {"run.metric": "macro_f1"}
-"""Instead of these for a head on a frozen encoder: its input has one scale whatever the images, so the usual learning
-rate suits them, and rounds take no time worth saving. A hundred validation images choose learning rates and rounds by
-luck (docs/images.md)."""
+"""Instead of these for a head on a frozen encoder, whose input has one scale whatever the images: a hundred validation
+images choose learning rates and rounds by luck (docs/images.md)."""
 DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,7 @@ LARGEST = 224
 """Longest side that images get unless a size is given."""
 GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"})
 MOST_THREADS = 8
-UNREADABLE = (
-    OSError,
-    UnidentifiedImageError,
-    ValueError,
-    SyntaxError,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 """What Pillow raises for a file that it cannot read, or that is too large to be opened safely."""
 
 
@@ -111,9 +105,9 @@ def choose_size(
 def decode(root: Path, files: Sequence[Path], size: tuple[int, int], channels: int, *, cache: bool = True) -> Decoded:
     """All files at one size, from the cache where the same files were decoded before."""
     entry = cache_root() / "images" / f"{_key(root, files, f'{size} {channels}')}.safetensors" if cache else Path()
-    known = _cached(entry) if cache else None
-    if known is not None:
-        return Decoded(known, {})
+    if cache and entry.exists():
+        with suppress(SafetensorError, OSError, KeyError):  # a damaged entry is decoded again
+            return Decoded(load_file(entry)["x"], {})
     x = np.zeros((len(files), channels, *size), dtype=np.uint8)
     bad: dict[int, str] = {}
 
@@ -131,24 +125,14 @@ def decode(root: Path, files: Sequence[Path], size: tuple[int, int], channels: i
     return Decoded(tensor, dict(sorted(bad.items())))
 
 
-def _cached(entry: Path) -> Tensor | None:
-    """A cache entry, or nothing if it is missing or damaged."""
-    try:
-        return load_file(entry)["x"] if entry.exists() else None
-    except (SafetensorError, OSError, KeyError):
-        return None
-
-
 def write_cache(entry: Path, **tensors: Tensor) -> None:
     """Write atomically; a cache that cannot be written is no error."""
-    try:
+    with suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:
             part = Path(scratch) / "x"
             save_file(tensors, part)
             part.replace(entry)
-    except OSError:
-        return
 
 
 def _key(root: Path, files: Sequence[Path], settings: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -84,20 +84,14 @@ def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
     for i, name in enumerate(ids):
         where.setdefault(name, []).append(i)
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
-        try:
-            with safe_open(file, "pt") as stored:
-                rows = [bytes(row) for row in stored.get_tensor("ids").numpy()]
-                hits = [(j, i) for j, name in enumerate(rows) for i in where.get(name, ()) if not known[i]]
-                if not hits:
-                    continue
-                values = stored.get_tensor("x")
-                if tuple(values.shape[1:]) != tuple(out.shape[1:]):
-                    continue
-                here, there = (torch.tensor(column) for column in zip(*hits, strict=True))
-                out[there] = values[here]
-                known[there.numpy()] = True
-        except (SafetensorError, OSError):  # a damaged file is encoded again
-            continue
+        with suppress(SafetensorError, OSError), safe_open(file, "pt") as stored:  # a damaged file is encoded again
+            rows = [bytes(row) for row in stored.get_tensor("ids").numpy()]
+            hits = [(j, i) for j, name in enumerate(rows) for i in where.get(name, ()) if not known[i]]
+            if not hits or (values := stored.get_tensor("x")).shape[1:] != out.shape[1:]:
+                continue
+            here, there = (torch.tensor(column) for column in zip(*hits, strict=True))
+            out[there] = values[here]
+            known[there.numpy()] = True
     return known
 
 

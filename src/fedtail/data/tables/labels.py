@@ -74,16 +74,13 @@ def label_codes(
         raise FedtailError(f"{where}: label column {label!r} is empty")
     if classes is not None:
         places = class_places(names, classes)
-        strange = [v for v, c in zip(names, places, strict=True) if c < 0]
-        if strange:
-            named = listing(map(repr, strange), 5)
-            who = f"label {named} is" if len(strange) == 1 else f"labels {named} are"
+        if strange := [repr(v) for v, c in zip(names, places, strict=True) if c < 0]:
+            who = f"label {strange[0]} is" if len(strange) == 1 else f"labels {listing(strange, 5)} are"
             raise FedtailError(
                 f"{where}: {who} not among the schema's classes "
                 f"({listing(classes, 12)}); add them to the schema or fix the rows"
             )
-        table = np.array([*places, -1], dtype=np.int64)
-        return table[codes], tuple(classes)
+        return np.array([*places, -1], dtype=np.int64)[codes], tuple(classes)
     if len(names) < 2:
         raise FedtailError(f"{where}: label column {label!r} contains only one class, {names[0]!r}; nothing to learn")
     if len(names) > MAX_CLASSES or (n >= 50 and len(names) > 0.5 * n):

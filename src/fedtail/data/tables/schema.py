@@ -22,8 +22,7 @@ from fedtail.errors import FedtailError, one_of
 
 Kind = Literal["numeric", "category", "hashed"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-FORMAT = 1
-CLIP = 10.0
+FORMAT, CLIP = 1, 10.0
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 Names = tuple[Annotated[str, BeforeValidator(str)], ...]
 

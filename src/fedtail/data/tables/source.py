@@ -92,7 +92,9 @@ def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
     encoding, note = (encoding, None) if encoding else detect_encoding(path)
     if note:
         notes.append(note)
-    first = _first_line(path, encoding)
+    with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding) as text:
+        lines = iter(lambda: text.readline(MAX_FIELD), "")
+        first = next((line for line in lines if line.strip("\r\n")), "")
     if not first.strip():
         raise FedtailError(f"{str(path)!r} is empty; a table needs a header line and rows")
     if binary or "\0" in first:
@@ -100,7 +102,8 @@ def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
     if first.strip().strip('"').lower().startswith("sep="):
         raise FedtailError(f"{str(path)!r} begins with the line {first.strip()!r}, meant for Excel; delete that line")
     if delimiter is None:
-        delimiter = _guess_delimiter(first)
+        bare = "".join(first.split('"')[::2])
+        delimiter = max(DELIMITERS, key=bare.count)
     elif len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise FedtailError(f"delimiter = {delimiter!r} must be one plain character, such as ',' or ';'")
     rows = _records(path, encoding, delimiter)
@@ -132,19 +135,6 @@ def detect_encoding(path: Path) -> tuple[str, str | None]:
             continue
         return name, note
     return "latin-1", "not UTF-8: read as Latin-1 (set data.encoding to change it)"
-
-
-def _first_line(path: Path, encoding: str) -> str:
-    with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding) as text:
-        for line in iter(lambda: text.readline(MAX_FIELD), ""):
-            if line.strip("\r\n"):
-                return line
-    return ""
-
-
-def _guess_delimiter(line: str) -> str:
-    bare = "".join(line.split('"')[::2])
-    return max(DELIMITERS, key=lambda d: (bare.count(d), -DELIMITERS.index(d)))
 
 
 def has_padded_fields(source: Source) -> bool:
