@@ -181,8 +181,8 @@ class Federation:
     def client(self, k: int) -> Client:
         """Client k's view, made once: every round asks for its labels."""
         if k not in self._clients:
-            own, how = (self.train[k], self.validation[k]), (self.transform, self.augment, self.background)
-            self._clients[k] = Client(k, self.pool, *own, self.n_classes, *how)
+            own, transform, augment = (self.train[k], self.validation[k]), self.transform, self.augment
+            self._clients[k] = Client(k, self.pool, *own, self.n_classes, transform, augment, self.background)
         return self._clients[k]
 
     @cached_property

@@ -65,7 +65,7 @@ def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
     label, site = (next(n for n in (what, f"{what}_", f"__{what}__") if n not in given) for what in (LABEL, SITE))
     frame = given.assign(**{label: labels})
     if owners is None:
-        alone = {} if {"clients", "partition"} & options.keys() else {"clients": 1, "partition": "iid"}
+        alone: dict[str, Any] = {} if {"clients", "partition"} & options.keys() else {"clients": 1, "partition": "iid"}
         return from_tables(frame, label, **alone, **options)
     return from_tables(frame.assign(**{site: owners.astype(str)}), label, site, **options)
 

@@ -193,10 +193,9 @@ def tail_choice(
     as drawn by that rule already, its samples in drawn order, so a stronger tail is a prefix of each class in file
     order. A subset drawn from the same files with the same seed then gives the same images.
     """
-    n_classes = len(classes)
-    have = np.bincount(y, minlength=n_classes)
+    have = np.bincount(y, minlength=len(classes))
     complete = bool((have >= full).all())
-    want = long_tail_counts(full if complete else int(have[0]), n_classes, imbalance)
+    want = long_tail_counts(full if complete else int(have[0]), len(classes), imbalance)
     short = np.flatnonzero(have < want)
     if short.size:
         c = int(short[0])
@@ -205,13 +204,10 @@ def tail_choice(
             f"long-tailed subset with {have[c]}; use data.imbalance >= {have[0] / max(have[-1], 1):g} or the complete "
             "data set"
         )
-    if complete:
-        rng = np.random.default_rng(seed)
-        keep = [rng.permutation(np.flatnonzero(y == c))[: want[c]] for c in range(n_classes)]
-        return np.sort(np.concatenate(keep)), ()
-    keep = [np.flatnonzero(y == c)[: want[c]] for c in range(n_classes)]
+    draw = np.random.default_rng(seed).permutation if complete else np.array
+    keep = np.sort(np.concatenate([draw(np.flatnonzero(y == c))[:n] for c, n in enumerate(want)]))
     note = (
         f"{folder.name} holds a long-tailed subset of {len(y):,} images: the tail is a prefix of each class, "
         "whatever the seed"
     )
-    return np.sort(np.concatenate(keep)), (note,)
+    return keep, () if complete else (note,)

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO
 
 from fedtail.data.registry import DATASETS
 from fedtail.errors import FedtailError, one_of
@@ -92,8 +92,7 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path:
     """The folder of a public data set, downloaded first if it is not there yet."""
     source = _source(name)
     folder = data_root(data_dir) / source.folder
-    found = _folder(source, data_dir)
-    if found is not None:
+    if (found := _folder(source, data_dir)) is not None:
         return found
     if source.package:
         raise FedtailError(
@@ -122,10 +121,9 @@ def is_here(name: str, data_dir: str | Path | None = None) -> bool:
 
 def _folder(source: Source, data_dir: str | Path | None) -> Path | None:
     """Where the files are: the user's folder, else that of an installed package; None if nowhere."""
-    own = data_root(data_dir) / source.folder
-    for folder in (own, *_package_folders(source.package)):
-        there = [(folder / file).exists() for file in source.files]
-        if any(there) if source.any_file else all(there):
+    enough = any if source.any_file else all
+    for folder in (data_root(data_dir) / source.folder, *_package_folders(source.package)):
+        if enough((folder / file).exists() for file in source.files):
             return folder
     return None
 
@@ -148,8 +146,7 @@ def unpack(archive: Path, prefix: str, files: Sequence[str], folder: Path) -> No
                 if member is None:
                     raise KeyError(file)
                 with (Path(scratch) / file).open("wb") as out:
-                    while chunk := member.read(1 << 20):
-                        out.write(chunk)
+                    shutil.copyfileobj(member, out)
             folder.mkdir(exist_ok=True)
             for file in files:
                 (Path(scratch) / file).replace(folder / file)
@@ -207,10 +204,8 @@ def fetch(remote: Remote, target: Path, *, check: bool = False, timeout: float =
         reason = str(getattr(error, "reason", error)) or type(error).__name__
         raise FedtailError(f"cannot download {remote.url}: {reason}; {hand}") from None
     except OSError as error:
-        place = target.parent
-        raise FedtailError(
-            f"cannot write to {place}: {error.strerror or error}; free space or choose --data-dir"
-        ) from None
+        why = f"cannot write to {target.parent}: {error.strerror or error}"
+        raise FedtailError(f"{why}; free space or choose --data-dir") from None
     return target
 
 
@@ -220,15 +215,9 @@ def _receive(remote: Remote, out: IO[bytes], timeout: float) -> None:
 
     request = urllib.request.Request(remote.url, headers={"User-Agent": "fedtail"})
     with urllib.request.urlopen(request, timeout=timeout) as reply:
-        length = int(reply.headers.get("Content-Length") or 0)
-        bar = wrap_file(
-            cast(BinaryIO, reply),
-            length,
-            description=remote.name,
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
-        )
-        with bar as body:
+        length, shown = int(reply.headers.get("Content-Length") or 0), sys.stderr.isatty()
+        console = Console(stderr=True)
+        with wrap_file(reply, length, description=remote.name, console=console, disable=not shown) as body:
             shutil.copyfileobj(body, out)
 
 

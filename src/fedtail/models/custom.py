@@ -66,15 +66,12 @@ def _arguments(
         return (input_shape, n_classes), options
     known = {"input_shape": input_shape, "n_classes": n_classes, "num_classes": n_classes}
     given = {key: value for key, value in known.items() if key in parameters and key not in options}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for key in options:
-            if key not in parameters:
-                allowed = ", ".join(p for p in parameters if p not in known) or "none"
-                raise FedtailError(f"model {name!r} has no option {key!r} (allowed: {allowed})")
+    any_key = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if strange := [key for key in options if key not in parameters and not any_key]:
+        allowed = ", ".join(p for p in parameters if p not in known) or "none"
+        raise FedtailError(f"model {name!r} has no option {strange[0]!r} (allowed: {allowed})")
     if given:
         return (), {**given, **options}
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [
-        p for p in parameters.values() if p.kind in positional and p.default is p.empty and p.name not in options
-    ]
+    positional = (p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    required = [p for p in positional if p.default is p.empty and p.name not in options]
     return ((input_shape, n_classes) if len(required) == 2 else ()), options

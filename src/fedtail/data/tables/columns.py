@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,11 +27,10 @@ LARGEST = 1e100
 
 def names_option(key: str, value: Any) -> tuple[str, ...]:
     """A list of column names, or one string with commas; without the spaces around them, as tables are read."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, Collection) or not all(isinstance(v, str) for v in value):
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
         raise FedtailError(f"data.{key} = {value!r} must be a list of column names")
-    return tuple(v.strip() for v in value if v.strip())
+    return tuple(name.strip() for name in names if name.strip())
 
 
 @dataclass(frozen=True)
@@ -146,16 +146,10 @@ def level_numbers(levels: list[str], comma: bool) -> np.ndarray:
     Plain and scientific notation, and ``1,234.5`` with thousands or, with ``comma``, ``3,14``.
     """
     out = np.full(len(levels), np.nan)
-    for i, level in enumerate(levels):
-        text = level
-        if comma and DECIMAL_COMMA.fullmatch(text):
-            text = text.replace(",", ".")
-        elif not comma and THOUSANDS.fullmatch(text):
-            text = text.replace(",", "")
-        try:
-            out[i] = float(text) if "_" not in text else np.nan
-        except ValueError:
-            continue
+    written, mark = (DECIMAL_COMMA, ".") if comma else (THOUSANDS, "")
+    for i, text in enumerate(levels):
+        with suppress(ValueError):
+            out[i] = float(text.replace(",", mark) if written.fullmatch(text) else text) if "_" not in text else np.nan
     return out
 
 
@@ -229,10 +223,9 @@ def infer_kind(name: str, column: Numbers | Levels, choices: Choices = Choices()
     numbers = level_numbers(column.levels, comma)
     if counts[~np.isnan(numbers)].sum() >= MOSTLY * len(present):
         kind = _numeric(name, as_numbers(column, numbers, comma), number)
-        data = kind.data
-        if kind.used and isinstance(data, Numbers) and data.not_numbers:
-            note = f"{name!r}: {data.not_numbers} non-numeric fields count as missing"
-            return Kind("numeric", data, note)
+        if kind.used and isinstance(kind.data, Numbers) and kind.data.not_numbers:
+            note = f"{name!r}: {kind.data.not_numbers} non-numeric fields count as missing"
+            return Kind("numeric", kind.data, note)
         return kind
     if number:
         raise FedtailError(
@@ -249,12 +242,10 @@ def _numeric(name: str, column: Numbers, number: bool = False) -> Kind:
     if len(known) == len(column.values) and known.min() == known.max():
         return Kind("constant", column)
     note = f"{name!r}: {column.infinite} infinite values count as missing" if column.infinite else None
-    if number:
+    if number or not column.integer:
         return Kind("numeric", column, note)
-    if column.integer and len(known) >= 20 and _looks_like_id(name, known):
+    if len(known) >= 20 and _looks_like_id(name, known):
         return Kind("id", column)
-    if not column.integer:
-        return Kind("numeric", column, note)
     distinct, counts = np.unique(known, return_counts=True)
     if 2 < len(distinct) <= FEW and len(known) >= ROWS_PER_CODE * len(distinct):
         return Kind("category", as_levels(column), note, code=f"{len(distinct)} different whole numbers")
@@ -281,9 +272,8 @@ def missing_marks(distinct: np.ndarray, counts: np.ndarray) -> tuple[float, ...]
 def _looks_like_id(name: str, values: np.ndarray) -> bool:
     """Whole numbers, (nearly) all different, and either in file order or called an id."""
     steps = np.diff(values)
-    if (steps > 0).all() or (steps < 0).all():
-        return True
-    return bool(ID_NAME.search(name)) and len(np.unique(values)) > 0.9 * len(values)
+    in_order = (steps > 0).all() or (steps < 0).all()
+    return bool(in_order or (ID_NAME.search(name) and len(np.unique(values)) > 0.9 * len(values)))
 
 
 def _names(name: str, column: Levels, counts: np.ndarray, numbers: np.ndarray, max_levels: int) -> Kind:

@@ -103,11 +103,9 @@ def frame_columns(schema: TableSchema, frame: pd.DataFrame, where: str = "the ta
     """The schema's columns of a DataFrame, as arrays of the declared kind; extra columns are ignored."""
     if schema.strict:
         return strict_columns(schema, frame, where)
-    absent = [c.name for c in schema.columns if c.name not in frame.columns]
-    if absent:
-        has = listing(repr(str(c)) for c in frame.columns)
-        what = "column" if len(absent) == 1 else "columns"
-        raise FedtailError(f"{where} lacks {what} {listing(map(repr, absent))} (it has {has})")
+    if absent := [repr(c.name) for c in schema.columns if c.name not in frame.columns]:
+        what, has = "column" if len(absent) == 1 else "columns", listing(repr(str(c)) for c in frame.columns)
+        raise FedtailError(f"{where} lacks {what} {listing(absent)} (it has {has})")
     return {c.name: coerce(c, parse_column(frame[c.name]), where) for c in schema.columns}
 
 
@@ -192,16 +190,12 @@ def _plain(level: str) -> str:
 
 
 def _report_unseen(column: Column, levels: list[str], codes: np.ndarray, target: np.ndarray, notes: list[str]) -> None:
-    if (target[:-1] >= 0).all():
-        return
     counts = np.bincount(codes[codes >= 0], minlength=len(levels))
     unseen = np.flatnonzero((target[:-1] < 0) & (counts > 0))
     if len(unseen):
-        names = listing((repr(levels[i]) for i in unseen), 3)
-        rows = int(counts[unseen].sum())
         notes.append(
-            f"{column.name!r}: {rows} rows have levels missing from the schema ({names}); they were encoded as "
-            "none of its levels"
+            f"{column.name!r}: {counts[unseen].sum()} rows have levels missing from the schema "
+            f"({listing((repr(levels[i]) for i in unseen), 3)}); they were encoded as none of its levels"
         )
 
 
@@ -216,8 +210,7 @@ def published(
 
 def strict_columns(schema: TableSchema, frame: pd.DataFrame, where: str) -> dict[str, Numbers | Levels]:
     """Return the columns as arrays; a value that is no number or stands outside the vocabulary is an error."""
-    missing = [c.name for c in schema.columns if c.name not in frame]
-    if missing:
+    if missing := [c.name for c in schema.columns if c.name not in frame]:
         raise FedtailError(f"{where} has no column {missing[0]!r}; is it the official file with its header?")
     out: dict[str, Numbers | Levels] = {}
     for column in schema.columns:

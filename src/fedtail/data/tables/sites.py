@@ -133,9 +133,9 @@ def site_tables(
         if not label:
             raise FedtailError(f"table {first!r} {NEEDS_LABEL}")
         agreed, words = propose_schema(file, label, choices=choices, min_count=1, **reading)
-        kept = ("left out", "hashed", "numbers", "categories", "codes")
+        telling = ("left out", "hashed", "numbers", "categories", "codes")
         notes = [f"columns, levels and classes come from the first site, {first!r}; declare them with data.schema"]
-        notes += [note for note in words if note.startswith(kept)]
+        notes += [note for note in words if note.startswith(telling)]
     sites = [read_site(file, agreed, name=name, **reading) for name, file in files.items()]
     draws = [generator(seed, "site_tables/test", k) for k in range(len(sites))]
     splits = [stratified_holdout(s.y, np.arange(len(s)), test_fraction, d) for s, d in zip(sites, draws, strict=True)]

@@ -2,11 +2,9 @@
 
 First come moments: how many values there are and are missing, their mean and their spread. The merged ones settle bins
 (``grid``): fine steps in deviations around the mean, which serve years and temperatures, and steps of a fixed ratio
-around zero, which serve incomes and byte counts. Then sites count their values in these bins, never telling a count
-below ``min_count``. From the added counts come the ``cuts`` of each column, between which a number is encoded piecewise
-linearly (Gorishniy et al. 2022, "On embeddings for numerical features in tabular deep learning").
-
-Pure functions: a pooled table, the simulator and a site of a real federation call the same code.
+around zero, which serve incomes and byte counts. Then sites count their values in these bins. From the added counts
+come the ``cuts`` of each column, between which a number is encoded piecewise linearly (Gorishniy et al. 2022, "On
+embeddings for numerical features in tabular deep learning").
 """
 
 from __future__ import annotations
@@ -102,13 +100,10 @@ def unpack_sketch(packed: Sequence[Sequence[Sequence[int]]], columns: int) -> np
 
 def fit_cuts(schema: TableSchema, counts: np.ndarray) -> TableSchema:
     """The scaled schema with the cuts of every numeric column. counts: (numeric columns, BINS)."""
-    pieces = schema.pieces
-    if pieces is None:
-        pieces = default_pieces(len(schema.numeric))
+    pieces = default_pieces(len(schema.numeric)) if schema.pieces is None else schema.pieces
     fitted = []
     for column, row in zip(schema.numeric, counts, strict=True):
-        assert column.mean is not None and column.std is not None
-        ends = cuts(row, grid(column.mean, column.std), pieces)
+        ends = cuts(row, grid(column.mean or 0.0, column.std or 1.0), pieces)
         fitted.append(replace(column, cuts=tuple(ends.tolist())))
     return replace(schema.with_numeric(fitted), pieces=pieces)
 
@@ -163,11 +158,9 @@ def merge_moments(sites: Sequence[np.ndarray]) -> np.ndarray:
     """
     if not sites:
         raise FedtailError("no site sent any moments")
-    arrays = sorted((np.asarray(s, dtype=np.float64) for s in sites), key=lambda a: a.tobytes())
-    shape = arrays[0].shape
-    total = np.zeros(shape)
-    for part in arrays:
-        check_moments(part, shape[0])
+    total = np.zeros(np.shape(sites[0]))
+    for part in sorted((np.asarray(s, dtype=np.float64) for s in sites), key=lambda a: a.tobytes()):
+        check_moments(part, len(total))
         n = total[:, COUNT] + part[:, COUNT]
         safe = np.maximum(n, 1.0)
         delta = part[:, MEAN] - total[:, MEAN]

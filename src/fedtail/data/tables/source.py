@@ -86,12 +86,9 @@ def inspect_source(path: Path, *, delimiter: str | None = None, encoding: str | 
 
 
 def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
-    notes: list[str] = []
+    encoding, note = (encoding, "") if encoding else detect_encoding(path)
     with open_bytes(path) as file:
-        binary = b"\0" in file.read(BLOCK) and not (encoding or detect_encoding(path)[0]).lower().startswith("utf")
-    encoding, note = (encoding, None) if encoding else detect_encoding(path)
-    if note:
-        notes.append(note)
+        binary = b"\0" in file.read(BLOCK) and not encoding.lower().startswith("utf")
     with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding) as text:
         lines = iter(lambda: text.readline(MAX_FIELD), "")
         first = next((line for line in lines if line.strip("\r\n")), "")
@@ -111,22 +108,22 @@ def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
     row = next(rows, (0, None))[1]
     if row is None:
         raise FedtailError(f"{str(path)!r} has a header ({len(header)} columns) but no rows")
-    source = Source(path, encoding, delimiter, header, len(header), tuple(notes))
+    source = Source(path, encoding, delimiter, header, len(header), (note,) if note else ())
     if len(row) == len(header) + 1:  # R's row names, or a delimiter at the end of every row; the reader settles which
         longer = replace(source, n_fields=len(row))
         return source if longer.ragged(1) else longer
     return source
 
 
-def detect_encoding(path: Path) -> tuple[str, str | None]:
+def detect_encoding(path: Path) -> tuple[str, str]:
     """(encoding, note): by byte-order mark, else UTF-8, else Windows-1252 or Latin-1 with a note."""
     with open_bytes(path) as file:
         start = file.read(4)
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16", "read as UTF-16"
     if start[:3] == b"\xef\xbb\xbf":
-        return "utf-8-sig", None
-    for name, note in (("utf-8", None), ("cp1252", "not UTF-8: read as Windows-1252 (set data.encoding to change it)")):
+        return "utf-8-sig", ""
+    for name, note in (("utf-8", ""), ("cp1252", "not UTF-8: read as Windows-1252 (set data.encoding to change it)")):
         try:
             with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=name, newline="") as text:
                 while text.read(BLOCK):

@@ -96,10 +96,8 @@ class Encoder:
     def of(cls, name: str, network: nn.Module, weights: str | None = None, **more: Any) -> Encoder:
         """A network with its preprocessing: its attributes ``image_size``, ``mean`` and ``std``, else ImageNet's."""
         size = int(more.get("size", getattr(network, "image_size", SIZE)))
-        mean, std = (
-            tuple(float(v) for v in more.get(key, getattr(network, key, default)))
-            for key, default in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
-        )
+        usual = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        mean, std = (tuple(map(float, more.get(key, getattr(network, key, usual[key])))) for key in usual)
         digest = more.get("digest") or fingerprint(name, network, size, mean, std)
         network = fix_batchnorm(network.eval()).requires_grad_(False)
         return cls(name, network, digest, size, mean, std, weights)

@@ -96,14 +96,9 @@ def _open_own(name: str, weights: str | None) -> Encoder:
         return network
     if not isinstance(network, nn.Module):
         raise FedtailError(f"encoder {name!r} returned a {type(network).__name__}, not a torch.nn.Module")
-    if weights is not None:
-        _load(network, name, weights)
-    return Encoder.of(name, network, weights)
-
-
-def _load(network: nn.Module, name: str, weights: str) -> None:
     try:
-        network.load_state_dict(load_file(weights))
+        if weights is not None:
+            network.load_state_dict(load_file(weights))
     except FileNotFoundError:
         raise FedtailError(f"model.encoder: there is no file {weights!r}") from None
     except (OSError, SafetensorError) as error:
@@ -112,6 +107,7 @@ def _load(network: nn.Module, name: str, weights: str) -> None:
         lines = str(error).splitlines()
         line = lines[min(1, len(lines) - 1)].strip()
         raise FedtailError(f"model.encoder: {weights!r} does not match encoder {name!r}: {line}") from None
+    return Encoder.of(name, network, weights)
 
 
 def _open_timm(name: str) -> Encoder:
