@@ -102,7 +102,7 @@ def test_many_sites_leave_the_class_names_in_the_inspection(capsys: pytest.Captu
     found = inspect(ft.partition(pool, clients=51, partition="iid"), 0.6, 2)
     show(found, width=80)
     out = capsys.readouterr().out
-    assert all(name in out for name in map(str, found.classes)) and "sites with it" in out
+    assert all(name in out for name in map(str, found.federation.classes)) and "sites with it" in out
 
 
 def test_a_federation_prints_as_a_short_table() -> None:
