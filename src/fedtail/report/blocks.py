@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from fedtail.plots import Heat, Lines, Rows, shade
 from fedtail.words import NONE, fixed, percent, plural, signed, times
@@ -194,11 +192,6 @@ def environment(kind: str = "html") -> Environment:
         env.globals |= {"value_text": svg.value_text, "colour": shade}
         env.globals |= {"kind": lambda block: type(block).__name__.lower()}
     return env
-
-
-def source(name: str) -> Markup:
-    """Return a file of the package as it is, for style and script."""
-    return Markup(files("fedtail.report").joinpath("templates", name).read_text(encoding="utf-8"))
 
 
 def template(name: str, **values: Any) -> str:

@@ -19,7 +19,7 @@ from fedtail.words import plural
 METRIC = "macro_f1"
 SPLITS = {"test": "Test set", "validation": "Private validation splits"}
 SMALL = 30
-"""Samples below which a site's number says little."""
+"""Samples of a site or a class below which its numbers say little."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def write_life_report(watch: Watch, path: Path) -> Path:
         blocks = [Text(watch.looks[-1].sentence()), Text(error, look="note"), Charts(timeline(watch)), _looks(watch)]
     facts = [plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])]
     parts = [{"prefix": "", "comparison": None, "sections": [Section("time", "Over time", blocks)]}]
-    return write_text(path, page("A model after training", parts, [("time", "Over time")], facts, "from counts"))
+    return write_text(path, page("A model after training", parts, facts, "from counts"))
 
 
 def timeline(watch: Watch) -> list[Lines]:

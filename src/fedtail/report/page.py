@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from fedtail.errors import writing
 from fedtail.files import write_atomically
-from fedtail.report.blocks import Block, Section, source, template
+from fedtail.report.blocks import Block, Section, template
 from fedtail.report.comparison import Comparison, comparisons
-from fedtail.report.facts import in_short, provenance
+from fedtail.report.facts import SMALL, in_short, provenance
 from fedtail.report.pictures import class_order
 from fedtail.report.sections import classes, decisions, federation, rates, results, sites, yardsticks
 from fedtail.report.sections.classes import class_table
@@ -44,8 +42,6 @@ PARTS: tuple[tuple[str, str, Callable[[Comparison, str], list[Block]]], ...] = (
 """What a reader asks first comes first; how it came about is below."""
 MANY = 5
 """Methods beyond which they can be filtered by name."""
-POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:")
-"""The page itself forbids any request: what it shows is all inside."""
 
 
 def write_report(
@@ -73,41 +69,22 @@ def write_text(path: Path, text: str) -> Path:
 
 def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1", *, live: str | None = None) -> str:
     """Return the page of comparisons as text; ``live``: see ``page``."""
-    parts, links = [], []
+    parts = []
     for i, comparison in enumerate(compared):
-        prefix = f"p{i}-" if len(compared) > 1 else ""
         sections = [Section(key, name, blocks) for key, name, draw in PARTS if any(blocks := draw(comparison, metric))]
-        links += [(f"{prefix}top", comparison.title)] if prefix else [(s.key, s.title) for s in sections]
+        prefix = f"p{i}-" if len(compared) > 1 else ""
         parts.append({"prefix": prefix, "comparison": comparison, "sections": sections})
-    dates = sorted(value for c in compared for r in c.runs for key, value in provenance(r) if key == "date")
-    when = f", {dates[-1]}" if dates else ""
-    return page(title, parts, links, _facts(compared), f"from run folders{when}", live)
+    dates = _dates([run for one in compared for run in one.runs])
+    return page(title, parts, _facts(compared), f"from run folders{f', {dates[-1]}' if dates else ''}", live)
 
 
 def page(
-    title: str,
-    parts: Sequence[Mapping[str, Any]],
-    links: Sequence[tuple[str, str]],
-    facts: Sequence[str],
-    origin: str,
-    live: str | None = None,
+    title: str, parts: Sequence[Mapping[str, Any]], facts: Sequence[str], origin: str, live: str | None = None
 ) -> str:
-    """Return a page of parts with sections as text; ``links`` are (place, name), ``origin`` what it was made from;
-    ``live``: what a page that is served while its run goes on knows its state by."""
-    return template(
-        "page.html",
-        title=title,
-        policy=POLICY if live is None else POLICY + Markup("; connect-src 'self'"),
-        version=VERSION,
-        style=source("page.css"),
-        script=source("page.js"),
-        links=links,
-        facts=facts,
-        parts=parts,
-        many=MANY,
-        live=live,
-        made=f"Made by fedtail {VERSION} {origin}. This page is self-contained.",
-    )
+    """Return a page of parts with sections as text; ``origin``: what it was made from; ``live``: what a page that is
+    served while its run goes on knows its state by."""
+    values = {"title": title, "parts": parts, "facts": facts, "origin": origin, "live": live}
+    return template("page.html", **values, version=VERSION, many=MANY)
 
 
 def _facts(compared: Sequence[Comparison]) -> list[str]:
@@ -119,13 +96,14 @@ def _facts(compared: Sequence[Comparison]) -> list[str]:
     facts += [", ".join(encoders)] if (encoders := sorted({r.encoder for r in runs if r.encoder})) else []
     facts.append(plural(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds")
     facts.append(f"{plural(len(runs), 'run')}, {plural(len({r.seed for r in runs}), 'seed')}")
-    dates = sorted(value[:10] for r in runs for key, value in provenance(r) if key == "date")
-    return facts + ([dates[-1]] if dates else [])
+    return facts + [date[:10] for date in _dates(runs)[-1:]]
+
+
+def _dates(runs: Sequence[RunRecord]) -> list[str]:
+    return sorted(value for run in runs for key, value in provenance(run) if key == "date")
 
 
 CARD = "model-card.md"
-SMALL = 30
-"""Test samples of a class below which its numbers are called uncertain."""
 
 
 def model_card(run: RunRecord) -> str:
@@ -140,8 +118,6 @@ def model_card(run: RunRecord) -> str:
         short=in_short(comparison),
         gain=verdict_of_federating(comparison, pooled=False),
         origin=provenance(run),
-        n_sites=len(run.clients.get("sites") or []),
-        sizes=[int(n) for n in run.clients.get("sizes") or []],
         classes=class_table(comparison, run) if support.size else "",
         metrics=headline(comparison).block(test=False),
         sites=site_table(run),
@@ -149,8 +125,6 @@ def model_card(run: RunRecord) -> str:
         untested=[name for name, n in tested if not n],
         decision=decisions.decided(run),
         privacy=privacy(comparison),
-        verdict=(run.result.get("verdict") or {}).get("said", ""),
-        notes=[str(note) for note in run.clients.get("notes") or []],
     )
 
 

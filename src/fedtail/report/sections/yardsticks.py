@@ -14,8 +14,6 @@ from fedtail.report.pictures import seeds
 from fedtail.runs.record import TITLES
 from fedtail.words import signed
 
-MOST_ROWS = 30
-"""Sites drawn."""
 SiteRow = tuple[str, float, float]
 """(site, alone and federated on its own rows)."""
 
@@ -73,13 +71,7 @@ def per_site(comparison: Comparison) -> list[SiteRow]:
 
 
 def _gains(comparison: Comparison) -> Rows:
-    rows = every = per_site(comparison)
-    part, half = "", MOST_ROWS // 2
-    if len(every) > MOST_ROWS:
-        rows, part = (
-            [*every[:half], *every[-half:]],
-            f", showing the {half} smallest and {half} largest of {len(every)}",
-        )
+    rows = per_site(comparison)
     names, alone, federated = zip(*rows, strict=True) if rows else ((), (), ())
     return Rows(
         "Each site, alone and federated",
@@ -90,7 +82,7 @@ def _gains(comparison: Comparison) -> Rows:
         link=True,
         sides=[signed(row[2] - row[1]) for row in rows],
         side_label="gain",
-        caption=f"Smallest gain first{part}. A held-out split with few samples says little, and with few classes it is "
+        caption="Smallest gain first. A held-out split with few samples says little, and with few classes it is "
         "easy to do well alone.",
     )
 
