@@ -61,8 +61,8 @@ class Comparison:
 
     title: str
     contenders: tuple[Contender, ...]
-    baseline: int
-    """Index of the contender that the others are tested against."""
+    reference: Contender
+    """The one that the others are tested against."""
     notes: tuple[str, ...] = ()
     yardsticks: tuple[Yardstick, ...] = ()
     """What lies beside the runs to measure them against."""
@@ -75,10 +75,6 @@ class Comparison:
     def each(self) -> list[tuple[Contender, RunRecord]]:
         """Every run with its contender."""
         return [(one, run) for one in self.contenders for run in one.runs]
-
-    @property
-    def reference(self) -> Contender:
-        return self.contenders[self.baseline]
 
     @property
     def several(self) -> bool:
@@ -129,9 +125,10 @@ def comparisons(runs: Sequence[RunRecord], baseline: str | None = None) -> list[
     out = []
     for group in groups:
         contenders, notes = _contenders(group)
-        title, reference = _data_title(group[0], common), _baseline(contenders, baseline)
-        measures = tuple(beside(run.folder for run in group))
-        out.append(Comparison(title, tuple(contenders), reference, tuple(notes), measures))
+        wanted = [one for one in contenders if one.label == baseline]
+        fedavg = [one for one in contenders if one.runs[0].method == "fedavg"]
+        reference, measures = [*wanted, *fedavg, *contenders][0], tuple(beside(run.folder for run in group))
+        out.append(Comparison(_data_title(group[0], common), tuple(contenders), reference, tuple(notes), measures))
     if baseline is not None and all(c.reference.label != baseline for c in out):
         raise one_of("baseline", baseline, {contender.label for c in out for contender in c.contenders})
     return out
@@ -161,11 +158,6 @@ def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
                 notes.append(f"{label}: seed {run.seed} was run more than once; showing {run.folder.name}.")
             seeds[pair_key(run)] = run
     return [Contender(label, tuple(seeds.values())) for label, seeds in labelled.items()], notes
-
-
-def _baseline(contenders: Sequence[Contender], wanted: str | None) -> int:
-    fedavg = next((i for i, contender in enumerate(contenders) if contender.runs[0].method == "fedavg"), 0)
-    return next((i for i, contender in enumerate(contenders) if contender.label == wanted), fedavg)
 
 
 def _rates(run: RunRecord) -> str:

@@ -92,7 +92,8 @@ def plot(run: RunRecord, kind: str, metric: str) -> Any:
     if kind not in FIGURES:
         raise one_of("plot", kind, FIGURES)
     METRICS[metric]
-    chart = FIGURES[kind](Comparison("", (Contender(run.method_title, (run,)),), 0), metric)
+    only = Contender(run.method_title, (run,))
+    chart = FIGURES[kind](Comparison("", (only,), only), metric)
     if not chart:
         raise FedtailError("nothing to draw: the sites do not share what this picture is made of")
     return draw(chart, PAGE if kind in WIDE else None)

@@ -156,15 +156,15 @@ def rates_of(comparison: Comparison, contender: Contender) -> Lines | Rows:
     return Rows(title, names, series, "resampling rate", "client", caption=caption, run=c, **look)
 
 
-def movement(contender: Contender) -> list[tuple[RunRecord, np.ndarray, np.ndarray]]:
-    """Return (run, rate path, path variation after each round) of each run that has rates of its clients."""
+def movement(contender: Contender) -> list[np.ndarray]:
+    """Return the path variation after each round of each run that has rates of its clients."""
     paths = [(r, r.rate_path()) for r in contender.runs]
-    return [(r, p, path_variation(p, r.weights)) for r, p in paths if p.size and p.shape[1] == r.weights.size]
+    return [path_variation(p, r.weights) for r, p in paths if p.size and p.shape[1] == r.weights.size]
 
 
 def moved(contender: Contender) -> bool:
     """Whether the rates changed in any run."""
-    return any(float(total[-1]) > 1e-12 for _, _, total in movement(contender))
+    return any(float(total[-1]) > 1e-12 for total in movement(contender))
 
 
 def label_map(run: RunRecord) -> Heat | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedtail.core.evidence import wilson
 from fedtail.plots import SHARES, Dot, Line, Lines
+from fedtail.report.blocks import say
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import SPLITS, number_in
 from fedtail.report.pictures import class_order, over_seeds, per_class
@@ -136,15 +137,15 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
     samples of the class."""
     run = contender.runs[0]
     tradeoff = run.result.get("tradeoff") or {}
-    support, n = int(tradeoff.get("support") or 0), int(tradeoff.get("samples") or 0)
-    if not tradeoff.get("threshold") or support < LEAST_POSITIVES:
+    if not tradeoff.get("threshold") or int(tradeoff.get("support") or 0) < LEAST_POSITIVES:
         return []
     x = _log_odds(np.array(tradeoff["threshold"], dtype=np.float64))
     rising = np.argsort(x, kind="stable")
     chosen = tradeoff.get("chosen")
-    labels = {at: f"{p:g}" for p in ODDS if x.min() - 0.5 <= (at := float(_log_odds(np.array(p)))) <= x.max() + 0.5}
+    at = None if chosen is None else int(np.argmin(np.abs(np.array(tradeoff["threshold"], dtype=np.float64) - chosen)))
+    labels = {v: f"{p:g}" for p in ODDS if x.min() - 0.5 <= (v := float(_log_odds(np.array(p)))) <= x.max() + 0.5}
     who = f", {contender.label}" if comparison.several else ""
-    name, split = str(tradeoff.get("class")), tradeoff.get("split", "validation")
+    name = str(tradeoff.get("class"))
     common: dict[str, Any] = {
         "x_label": "threshold",
         "x_ticks": labels or {0.0: "0.5"},
@@ -166,7 +167,7 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
             [Line("recall", 1, x[rising], recall), Line("precision", 2, x[rising], precision)],
             "share",
             ceiling=1.0,
-            caption=f"{support:,} of {n:,} {split} samples are {name}. {_at(tradeoff, chosen)}",
+            caption=say("threshold", of=tradeoff, at=at),
             **common,
         ),
         Lines(
@@ -183,12 +184,3 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
 def _log_odds(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, 1e-5, 1 - 1e-5)
     return np.asarray(np.log(p) - np.log1p(-p))
-
-
-def _at(tradeoff: Mapping[str, Any], chosen: float | None) -> str:
-    """Return what the chosen threshold does, in counts."""
-    if chosen is None:
-        return "No threshold was chosen for this class."
-    i = int(np.argmin(np.abs(np.array(tradeoff["threshold"], dtype=np.float64) - chosen)))
-    missed, alarms = int(tradeoff["missed"][i]), int(tradeoff["false_alarms"][i])
-    return f"At the chosen threshold, {missed:,} are missed and {alarms:,} alarms are false."

@@ -13,7 +13,7 @@ from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import number_in, telling
 from fedtail.report.probabilities import LEAST_POSITIVES, reliability, thresholds
 from fedtail.runs.record import RunRecord, promises
-from fedtail.words import fixed, plural, signed
+from fedtail.words import fixed, signed
 
 MOST_COMPARED = 2
 """Metrics shown before and after, where several contenders are; every contender's worst site comes beside them."""
@@ -32,20 +32,9 @@ def decisions(comparison: Comparison, metric: str) -> list[Block]:
         *(_paragraph(one, comparison.several) for one in comparison.contenders),
         changed,
         Charts([*plots[:MOST_PANELS], *trades], "small" if comparison.several else "packed"),
-        _too_few(best.runs[0]),
+        Text(say("too_few", tradeoff=best.runs[0].result.get("tradeoff") or {}, least=LEAST_POSITIVES), "note"),
         Fold("Reliability and thresholds of the other methods", [Charts(more, "small")]),
     ]
-
-
-def _too_few(run: RunRecord) -> Text:
-    tradeoff = run.result.get("tradeoff") or {}
-    n = int(tradeoff.get("support") or 0)
-    if not tradeoff.get("threshold") or n >= LEAST_POSITIVES:
-        return Text("")
-    samples = plural(n, f"{tradeoff.get('split', 'validation')} sample")
-    return Text(
-        f"{samples} of {tradeoff.get('class')}: too few to draw thresholds from ({LEAST_POSITIVES} at least).", "note"
-    )
 
 
 def _paragraph(contender: Contender, several: bool) -> Text:

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
 
-from fedtail.report.blocks import Block, Cell, Charts, Items, Table, Text, folded, map_of
+from fedtail.report.blocks import Block, Cell, Charts, Items, Table, Text, folded, map_of, say
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.pictures import curve, label_map, site_name, some_of
 from fedtail.rounds.history import influence_of
 from fedtail.runs.record import RunRecord
-from fedtail.words import number, plural, size, times
+from fedtail.words import number, times
 
 MOST_ROWS = 50
 
@@ -80,24 +81,13 @@ def sites_table(run: RunRecord) -> Table:
 
 def traffic(run: RunRecord) -> Text:
     """What a round moved, where the run recorded it."""
-    moved = [r["traffic"] for r in run.history if r.get("traffic")]
-    if not moved:
-        return Text("")
-    down, up, exchanges = (float(np.median([t[key] for t in moved])) for key in ("down", "up", "exchanges"))
-    return Text(
-        f"Each round sent {size(down)} to the sites and {size(up)} back, over all sites, in "
-        f"{plural(exchanges, 'exchange')} (medians)."
-    )
+    moved = pd.DataFrame([r["traffic"] for r in run.history if r.get("traffic")])
+    return Text("" if moved.empty else say("traffic", **moved[["down", "up", "exchanges"]].median()))
 
 
 USUAL = 3.0
 """Distances from the other sites' updates, over their median, that are still usual."""
 HEAD = ("Site", "Rounds", "Share of the step", "Weight", "By samples", "Cosine", "Distance", "Flagged", "Refused", "")
-NOTE = (
-    "Means over the rounds. Weight: that of a site's update in the new model; by samples: what its size would give. "
-    "Cosine: with the sum of the other sites' updates. Distance: from the centre of all updates, where 1 is typical. "
-    f"Rounds beyond {USUAL:g}, or with an update opposed to all others (cosine near -1), are flagged."
-)
 Row = Mapping[str, Any]
 LISTS = ("norm", "cosine", "weight", "claimed", "share", "distance")
 
@@ -118,7 +108,7 @@ def influence(comparison: Comparison, metric: str) -> list[Block]:
     about = "Mean cosine between a client's update and the aggregate: 1 if clients agree, 1/√K if they are unrelated."
     title, label = "Alignment of the clients' updates", "mean cosine"
     aligned = curve(comparison, "alignment", title, label, ceiling=1.0, caption=about)
-    return [*warnings, *tables, Text(NOTE if tables else "", "note"), Charts([aligned])]
+    return [*warnings, *tables, Text(say("influence", usual=USUAL) if tables else "", "note"), Charts([aligned])]
 
 
 def influences(run: RunRecord) -> list[dict[str, Any]]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from markupsafe import Markup
 
-from fedtail.plots import Line, Lines
-from fedtail.report.blocks import Block, Charts, Fold, Text, table_of
+from fedtail.report.blocks import Block, Charts, Fold, Text, say, table_of
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.pictures import curve, moved, movement, over_seeds, rates_of
+from fedtail.report.pictures import curve, moved, movement, rates_of
 from fedtail.words import number
 
 MOST_PANELS = 8
@@ -24,42 +22,25 @@ def rates(comparison: Comparison, metric: str) -> list[Block]:
         return []
     searched = any(r.search_rounds() for r in comparison.runs)
     moving = [one for one in known if moved(one)]
-    text: str = (
-        "The resampling rates were fixed." if not searched else "The search left the resampling rates as they were."
-    )
-    if moving:
-        text = Markup(
-            "V<sub>T</sub> is the total movement of the clients' resampling rates, weighted by their share of the "
-            "data; the convergence bound requires that it grow no faster than √T."
-        )
-    variation = [_variation(one, comparison.colours[one.label]) for one in moving]
     search = [
         curve(comparison, f"search.{key}", key.replace("_", " ").capitalize(), key.replace("_", " "), caption="")
         for key in dict.fromkeys(key for r in comparison.runs for record in r.history[-1:]
                                  for key in record.get("search", {}) if key != "rounds")
     ]  # fmt: skip
     inside = [
-        Lines("Path variation of the rates", variation, "V_t", floor=0.0, runs=True),
         curve(comparison, "reward", "Validation metric of the chosen candidate", "validation", caption=""),
         *(chart for chart in search if any(np.ptp(line.y) > 0 for line in chart.lines)),
     ]
     return [
-        Text(text),
+        Text(say("rates", searched=searched, moving=bool(moving))),
         table_of([_line(one, searched, bool(moving)) for one in known], "Rates", colours=comparison.filtered),
         Charts([rates_of(comparison, one) for one in moving[:MOST_PANELS]]),
         Fold("Inside the search", [Charts(inside, "small")]),
     ]
 
 
-def _variation(contender: Contender, colour: int) -> Line:
-    totals = [total for _, _, total in movement(contender)]
-    length = min(map(len, totals))
-    mean, spread = over_seeds(np.array([t[:length] for t in totals]))
-    return Line(contender.label, colour, np.arange(1, length + 1), mean, np.nan_to_num(spread))
-
-
 def _line(contender: Contender, searched: bool, moving: bool) -> dict[str, str]:
-    totals = [total for _, _, total in movement(contender)] if moving else []
+    totals = movement(contender) if moving else []
     last = [float(t[-1]) for t in totals] or [math.nan]
     scaled = [float(t[-1]) / math.sqrt(len(t)) for t in totals] or [math.nan]
     final = np.concatenate([r.rate_path()[-1] for r in contender.runs])
