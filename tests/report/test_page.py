@@ -147,7 +147,7 @@ def test_what_the_search_did_is_folded_away_and_51_rates_are_all_named(run_folde
     html = page([run_folder("a", rates="fedhoo", n_clients=51)], tmp_path)
     rates = html.partition('<section id="rates">')[2].partition("</section>")[0]
     shown, _, folded = rates.partition('<details class="fold"><summary>Inside the search')
-    assert "Path variation" in folded and "Nodes" in folded and "Path variation" not in shown
+    assert "Nodes" in folded and "Depth" in folded and "Nodes" not in shown
     drawn = shown.partition("<details>")[0]
     assert all(f">site {k}</tspan>" in drawn for k in range(51)) and f">{0.4 + 0.05 * 50:.3f}</text>" in drawn
 
@@ -160,7 +160,7 @@ def test_no_class_name_is_dropped(n_classes: int, run_folder: Writer, tmp_path: 
     (folder / "clients.json").write_text(json.dumps({**clients, "classes": names}))
     html = page([folder], tmp_path)
     for begin, end in (
-        ("<figcaption>Recall of each class", "<details>"),
+        ("<figcaption>Recall", "<details>"),
         ('aria-label="FedAvg: confusion"', "</table>"),
     ):
         text = re.sub(r"</tspan><tspan[^>]*>", " ", html.partition(begin)[2].partition(end)[0])

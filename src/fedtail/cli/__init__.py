@@ -30,10 +30,7 @@ def main() -> None:
     """Entry point: bad input is one line and exit code 2; ``--debug`` anywhere shows the traceback."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    for stream in (
-        sys.stdout,
-        sys.stderr,
-    ):  # print "?" for a "–" that the encoding lacks, not fail
+    for stream in (sys.stdout, sys.stderr):  # print "?" for a "–" that the encoding lacks, not fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)

@@ -105,7 +105,6 @@ def compare_command(
     write_report(runs, out / "report.html", "fedtail compare")
     answer = write_rankings(
         out,
-        compared,
         rankings,
         learning_rates={pair_name(o.cell.config, configs): o.cell.config.local.lr for o in kept if not o.error},
         federating=[sentences or None for sentences in federating],

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -98,9 +97,7 @@ class RoundProgress:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.live:
             self._progress.stop()
         if isinstance(error, KeyboardInterrupt) and self.folder is not None:

@@ -67,7 +67,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         if table_width(table.block(columns, test=False)) > out.width:
             columns.remove(least)
     tested = len(table.rows) > 1 and table_width(table.block(columns)) <= out.width
-    look = {"title": table.title, "title_justify": "left", "title_style": "bold"}
+    look = {"title": table.comparison.title, "title_justify": "left", "title_style": "bold"}
     out.print(rich_table(table.block(columns, test=tested), **look))
     if table.yardsticks:
         below = listing([row.label for row in table.yardsticks])

@@ -121,7 +121,7 @@ def comparisons(runs: Sequence[RunRecord], baseline: str | None = None) -> list[
         data = sorted(_flat(run, "data").items()), run.clients.get("classes")
         by_data.setdefault(repr(data), []).append(run)
     groups = list(by_data.values())
-    common = _common([_flat(g[0], "data") for g in groups])
+    common = common_keys([_flat(g[0], "data") for g in groups])
     out = []
     for group in groups:
         contenders, notes = _contenders(group)
@@ -149,9 +149,11 @@ def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
     notes = []
     for name, members in by_name.items():
         flats = [_flat(r) for r in members]
-        common = _common(flats)
+        common = common_keys(flats)
         for run, flat in zip(members, flats, strict=True):
-            extra = [f"{k.rpartition('.')[2]} {setting(flat.get(k, 'unset'))}" for k in _keys(flats) if k not in common]
+            extra = [
+                f"{k.rpartition('.')[2]} {setting(flat.get(k, 'unset'))}" for k in keys_of(flats) if k not in common
+            ]
             label = ", ".join([name, *extra])
             seeds = labelled.setdefault(label, {})
             if pair_key(run) in seeds:
@@ -196,10 +198,10 @@ def makes_a_difference(key: str) -> bool:
     return section != "engine" and name != "seed" and key not in FREE_KEYS
 
 
-def _keys(flats: Iterable[dict[str, Any]]) -> list[str]:
+def keys_of(flats: Iterable[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(k for flat in flats for k in flat))
 
 
-def _common(flats: Sequence[dict[str, Any]]) -> set[str]:
+def common_keys(flats: Sequence[dict[str, Any]]) -> set[str]:
     """Keys with the same value everywhere."""
-    return {k for k in _keys(flats) if all(k in f and f[k] == flats[0][k] for f in flats)}
+    return {k for k in keys_of(flats) if all(k in f and f[k] == flats[0][k] for f in flats)}

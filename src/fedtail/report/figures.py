@@ -11,11 +11,9 @@ from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError, one_of
 from fedtail.plots import PAGE, STYLE, Chart, draw
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import at_sites
 from fedtail.report.pictures import curve, groups, label_map, moved, progress, rates_of, recall_by_class
 from fedtail.report.probabilities import pr_charts, reliability
-from fedtail.report.sections.classes import scored
-from fedtail.report.sections.sites import sites_chart
+from fedtail.report.sections.sites import at_all_sites, sites_chart
 from fedtail.runs.record import RunRecord
 
 Picture = Callable[[Comparison, str], "Chart | None"]
@@ -26,26 +24,6 @@ def _curve(name: str, label: str) -> Picture:
     return lambda comparison, metric: curve(comparison, name, "", label, **share)
 
 
-def _classes(comparison: Comparison, metric: str) -> Chart | None:
-    first = scored(comparison)
-    return None if first is None else recall_by_class(comparison, first, precision=not comparison.several)
-
-
-def _rates(comparison: Comparison, metric: str) -> Chart | None:
-    moving = [one for one in comparison.contenders if moved(one)]
-    return rates_of(comparison, moving[-1]) if moving else None
-
-
-def _sites(comparison: Comparison, metric: str) -> Chart | None:
-    one = comparison.contenders[0]
-    split, rows = at_sites(one.runs[0])
-    return sites_chart(comparison, [(one, split, rows)], metric) if rows else None
-
-
-def _precision_recall(comparison: Comparison, metric: str) -> Chart | None:
-    return next(iter(pr_charts(comparison, comparison.runs[0])), None)
-
-
 FIGURES: dict[str, Picture] = {
     "curves": progress,
     "macro-f1": _curve("test.macro_f1", "macro F1"),
@@ -53,12 +31,14 @@ FIGURES: dict[str, Picture] = {
     "accuracy": _curve("test.accuracy", "accuracy"),
     "train-loss": _curve("train_loss", "training loss"),
     "alignment": _curve("alignment", "mean cosine to the aggregate"),
-    "classes": _classes,
+    "classes": lambda comparison, metric: recall_by_class(comparison),
     "groups": lambda comparison, metric: groups(comparison),
-    "sites": _sites,
+    "sites": lambda comparison, metric: sites_chart(comparison, at_all_sites(comparison)[:1], metric),
     "reliability": lambda comparison, metric: reliability(comparison, comparison.contenders[0]),
-    "pr": _precision_recall,
-    "rates": _rates,
+    "pr": lambda comparison, metric: next(iter(pr_charts(comparison, comparison.runs[0])), None),
+    "rates": lambda comparison, metric: next(
+        (rates_of(comparison, o) for o in comparison.contenders if moved(o)), None
+    ),
     "label-map": lambda comparison, metric: label_map(comparison.runs[0]),
 }
 """What ``fedtail report --format pdf`` draws, by the name of the file, and what ``result.plot`` does."""

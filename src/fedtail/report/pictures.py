@@ -91,28 +91,35 @@ def seeds(title: str, rows: Sequence[tuple[str, int, Mapping[str, float]]], labe
     )
 
 
-def recall_by_class(comparison: Comparison, first: RunRecord, *, precision: bool = False) -> Rows:
-    """Draw the recall of each class, rarest first, with its training samples in numbers."""
-    colours, order, counts = comparison.colours, class_order(first), first.train_counts
-    several = max(len(one.runs) for one in comparison.contenders) > 1
-    series = []
-    for one in comparison.contenders:
-        stack = per_class(one, "accuracy", len(order))
-        if stack.size:
-            name = "recall" if precision else one.label
-            series.append(Series(name, colours[one.label], *over_seeds(stack[:, order])))
-        if precision and (stack := per_class(one, "precision", len(order))).size:
-            series.append(Series("precision", 0, *over_seeds(stack[:, order])))
+def scored(comparison: Comparison) -> RunRecord | None:
+    """Return the first run with numbers per class."""
+    return next((r for r in comparison.runs if np.isfinite(r.per_class()).any()), None)
+
+
+def recall_by_class(comparison: Comparison) -> Rows:
+    """Draw the recall of each class, rarest first, with its training samples in numbers; of the only contender its
+    precision, too."""
+    first, alone = scored(comparison) or comparison.runs[0], comparison.reference
+    order, counts = class_order(first), first.train_counts
+    stacks = [(one.label, comparison.colours[one.label], one, "accuracy") for one in comparison.contenders]
+    if not comparison.several:
+        stacks = [("recall", 1, alone, "accuracy"), ("precision", 0, alone, "precision")]
+    series = [
+        Series(name, c, *over_seeds(stack[:, order]))
+        for name, c, one, key in stacks
+        if (stack := per_class(one, key, len(order))).size
+    ]
+    spread = max(len(one.runs) for one in comparison.contenders) > 1
     return Rows(
-        "Recall of each class",
+        "Recall of each class" if len(series) == len(comparison.contenders) else "Recall and precision, class by class",
         [first.classes[c] for c in order],
         series,
-        "share" if precision else "recall",
+        "recall" if comparison.several else "share",
         "class",
         sides=[f"{int(n):,}" for n in counts[order]] if counts is not None else (),
-        side_label="training samples" if precision else "training" if counts is not None else "",
-        caption="Mean over seeds, ± one standard deviation." if several else "",
-        runs=not precision,
+        side_label="training" if counts is not None else "",
+        caption="Mean over seeds, ± one standard deviation." if spread else "",
+        runs=len(series) == len(comparison.contenders),
     )
 
 

@@ -57,13 +57,10 @@ class Row:
 class Table:
     """The headline table of a comparison."""
 
-    title: str
+    comparison: Comparison
+    metric: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
-    baseline: str
-    metric: str
-    floor: dict[str, float]
-    """Always answering the most frequent class; empty if not recorded."""
     yardsticks: tuple[Row, ...]
     """What the contenders are measured against, and are not ranked with."""
     winners: dict[str, str | None]
@@ -86,12 +83,12 @@ class Table:
             for c in chosen:
                 cells[METRICS[c].title] = _cell(row.cells[c], "best" if self.winners[c] == row.label else "")
                 if c == self.metric and test:
-                    against = "baseline" if row.label == self.baseline else _difference(row)
+                    against = "baseline" if row.label == self.comparison.reference.label else _difference(row)
                     cells |= {f"Δ {METRICS[c].title}": against, "p": (p_value(row.p_holm) or NONE) if against else ""}
             return cells
 
-        floor = Row(NOTHING, 0, {c: (number_in(self.floor, c), math.nan) for c in self.columns})
-        rest = map(line, [*([floor] if self.floor else []), *self.yardsticks])
+        floor = {c: (number_in(self.comparison.floor, c), math.nan) for c in self.columns}
+        rest = map(line, [*([Row(NOTHING, 0, floor)] if self.comparison.floor else []), *self.yardsticks])
         return table_of(map(line, self.rows if chosen else ()), "Headline table", "headline", colours, rest=rest)
 
     def most_telling(self) -> list[str]:
@@ -136,12 +133,10 @@ def headline(comparison: Comparison, metric: str = "macro_f1", *, ranked: bool =
     if ranked and metric in columns:
         rows.sort(key=lambda row: -signed(metric, row.cells[metric][0]))
     return Table(
-        title=comparison.title,
+        comparison=comparison,
+        metric=metric,
         columns=tuple(columns),
         rows=tuple(rows),
-        baseline=base.label,
-        metric=metric,
-        floor=comparison.floor,
         yardsticks=tuple(_yardsticks(comparison, columns)),
         winners={c: winner(comparison.scored(c), c) for c in columns},
     )
@@ -189,7 +184,7 @@ def _cell(values: tuple[float, float], look: str = "") -> Cell:
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """Return GitHub-flavoured tables, one per comparison."""
-    return "\n".join(f"### {t.title}\n\n{t.block().markdown()}\n\n{footnote(t)}\n" for t in tables)
+    return "\n".join(f"### {t.comparison.title}\n\n{t.block().markdown()}\n\n{footnote(t)}\n" for t in tables)
 
 
 def to_latex(tables: Sequence[Table]) -> str:
@@ -200,7 +195,9 @@ def to_latex(tables: Sequence[Table]) -> str:
         kept = [i for i, head in enumerate(block.head) if head != "Seeds"]
         rows = [[_tex(str(row[0])), *(_tex_cell(row[i]) for i in kept[1:])] for row in block.rows]
         head = ["$p$" if block.head[i] == "p" else _tex(block.head[i]) for i in kept]
-        drawn.append({"caption": f"{_tex(table.title)}. {_tex(footnote(table))}", "head": head, "rows": rows})
+        drawn.append(
+            {"caption": f"{_tex(table.comparison.title)}. {_tex(footnote(table))}", "head": head, "rows": rows}
+        )
     return template("table.tex", tables=drawn)
 
 
@@ -249,24 +246,22 @@ def _tex(text: str) -> str:
     return "".join(special.get(c, c) for c in text)
 
 
-def write_rankings(
-    folder: Path, compared: Sequence[Comparison], rankings: Sequence[Table], **more: Any
-) -> dict[str, Any]:
+def write_rankings(folder: Path, rankings: Sequence[Table], **more: Any) -> dict[str, Any]:
     """Write the files; returns the content of ``comparison.json``, to which ``more`` is added."""
     problems = [_described(table) for table in rankings]
     answer: dict[str, Any] = plain({"folder": str(folder), "problems": problems, **more})
     write_atomically(folder / "comparison.md", to_markdown(rankings))
-    write_atomically(folder / "comparison.csv", to_csv(compared))
+    write_atomically(folder / "comparison.csv", to_csv([table.comparison for table in rankings]))
     write_atomically(folder / "comparison.json", json.dumps(answer, indent=1))
     return answer
 
 
 def _described(table: Table) -> dict[str, Any]:
     return {
-        "title": table.title,
+        "title": table.comparison.title,
         "metric": table.metric,
-        "baseline": table.baseline,
-        "floor": table.floor,
+        "baseline": table.comparison.reference.label,
+        "floor": table.comparison.floor,
         "yardsticks": {row.label: _means(row) for row in table.yardsticks},
         "ranking": [
             {

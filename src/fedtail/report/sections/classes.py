@@ -13,7 +13,7 @@ from fedtail.plots import Heat
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, folded, map_of, table_of
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import area_with_interval, found_and_missed
-from fedtail.report.pictures import class_order, groups, over_seeds, recall_by_class
+from fedtail.report.pictures import class_order, groups, over_seeds, recall_by_class, scored
 from fedtail.report.probabilities import pr_charts
 from fedtail.runs.record import RunRecord
 from fedtail.words import NONE, fixed, plural
@@ -41,17 +41,10 @@ def classes(comparison: Comparison, metric: str) -> list[Block]:
         numbers = [Fold(f"All {len(first.classes)} classes in numbers", numbers)]
     more = f"Precision and recall of more classes, in {plural(len(drawn[few:]), 'chart')}"
     return [
-        Charts(
-            [recall_by_class(comparison, first), groups(comparison), *drawn[:few]], "small" if few > 1 else "packed"
-        ),
+        Charts([recall_by_class(comparison), groups(comparison), *drawn[:few]], "small" if few > 1 else "packed"),
         *numbers,
         Fold(more, [Charts(drawn[few:], "small")]),
     ]
-
-
-def scored(comparison: Comparison) -> RunRecord | None:
-    """Return the first run with numbers per class."""
-    return next((r for r in comparison.runs if np.isfinite(r.per_class()).any()), None)
 
 
 def class_table(comparison: Comparison, first: RunRecord) -> Table:

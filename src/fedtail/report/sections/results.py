@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from fedtail.core.metrics import METRICS, metrics
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, say, table_of
-from fedtail.report.comparison import Comparison
+from fedtail.report.comparison import Comparison, common_keys, keys_of
 from fedtail.report.facts import in_short, outcome, provenance
 from fedtail.report.pictures import curve, every_seed
 from fedtail.report.tables import MOST_COLUMNS, footnote, headline, summary
@@ -107,11 +107,10 @@ def configuration(comparison: Comparison, metric: str) -> list[Block]:
     """How to get the same again: date, version, command, commit, data and settings."""
     flats = [flatten(one.runs[0].config) for one in comparison.contenders]
     unused = "engine." if all(r.is_real for r in comparison.runs) else "deploy."
-    left_out = ("run.seed", "run.name", "run.folder")
-    keys = list(dict.fromkeys(k for f in flats for k in f if k not in left_out and not k.startswith(unused)))
-    same = [k for k in keys if all(f.get(k) == flats[0].get(k) for f in flats)]
-    differ = [[k, *(setting(f[k]) if k in f else "–" for f in flats)] for k in keys if k not in same]
-    rows = [[k, setting(flats[0].get(k))] for k in same]
+    left_out, same = ("run.seed", "run.name", "run.folder"), common_keys(flats)
+    keys = [k for k in keys_of(flats) if k not in left_out and not k.startswith(unused)]
+    differ = [[k, *(setting(f[k]) if k in f else NONE for f in flats)] for k in keys if k not in same]
+    rows = [[k, setting(flats[0][k])] for k in keys if k in same]
     rows.append(["run.seed", ", ".join(str(s) for s in sorted({r.seed for r in comparison.runs}))])
     made = [pair for run in comparison.runs for pair in provenance(run)]
     origin = [[what, "; ".join(dict.fromkeys(v for w, v in made if w == what))] for what in dict(made)]

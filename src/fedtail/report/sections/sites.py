@@ -27,8 +27,7 @@ Found = tuple[Contender, str, list[AtSite]]
 
 def sites(comparison: Comparison, metric: str) -> list[Block]:
     """Worst site and spread, before and after the decision, the site-by-class map, and the history of the worst."""
-    results: list[Found] = [(one, *at_sites(one.runs[0])) for one in comparison.contenders]
-    results = [(one, split, rows) for one, split, rows in results if len(telling(one.runs[0])) > 1]
+    results = [found for found in at_all_sites(comparison) if len(telling(found[0].runs[0])) > 1]
     if not results:
         return []
     best = max(results, key=lambda item: item[0].mean(METRIC))[0]
@@ -86,34 +85,33 @@ def site_table(run: RunRecord) -> Table:
     )
 
 
-def _before(rows: Sequence[AtSite]) -> list[float]:
-    return [v for site in rows if math.isfinite(v := site.value(plain=True))]
+def at_all_sites(comparison: Comparison) -> list[Found]:
+    """Return (contender, split, sites) of the contenders that were judged at sites."""
+    found = [(one, *at_sites(one.runs[0])) for one in comparison.contenders]
+    return [one for one in found if one[2]]
 
 
-def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = METRIC) -> Rows:
+def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = METRIC) -> Rows | None:
     """Draw a row per site: the contenders beside each other, or before and after the decision of the only one."""
+    if not results:
+        return None
     first, split, rows = results[0]
     rows = sorted((s for s in rows if math.isfinite(s.value(metric))), key=lambda s: signed(metric, s.value(metric)))
     shown = rows[:MOST_ROWS]
-    names = [site.name for site in shown]
     part = f" The {len(shown)} worst of {len(rows)} sites." if len(shown) < len(rows) else ""
+    marks = [
+        (one.label, comparison.colours[one.label], {site.name: site.value(metric) for site in theirs})
+        for one, _, theirs in results
+    ]
     if len(results) == 1:
-        now = np.array([site.value(metric) for site in shown])
-        series = [Series(METRICS[metric].words, 1, now)]
-        if _before(rows):
-            before = np.array([site.value(metric, plain=True) for site in shown])
-            series = [Series("plain argmax", 0, before), Series("with decision rule", 1, now)]
-    else:
-        series = []
-        for one, _, theirs in results:
-            by_name = {site.name: site.value(metric) for site in theirs}
-            series.append(
-                Series(one.label, comparison.colours[one.label], np.array([by_name.get(n, math.nan) for n in names]))
-            )
+        plain = {site.name: value for site in rows if math.isfinite(value := site.value(metric, plain=True))}
+        name = "with decision rule" if plain else METRICS[metric].words
+        marks = [*([("plain argmax", 0, plain)] if plain else []), (name, 1, marks[0][2])]
+    series = [Series(name, c, np.array([of.get(site.name, math.nan) for site in shown])) for name, c, of in marks]
     mean = float(np.mean([site.value(metric) for site in rows])) if len(results) == 1 and rows else None
     return Rows(
         "Every site, worst first",
-        names,
+        [site.name for site in shown],
         series,
         METRICS[metric].words,
         "site",
