@@ -73,7 +73,7 @@ class Everything:
             pooled.train, pooled.test, clients=K, classes=pooled.classes, transform=pooled.transform
         )
         self.folder = tempfile.TemporaryDirectory()
-        root, policy = Path(self.folder.name), Policy(max_rounds_per_day=0)
+        root, policy = Path(self.folder.name), Policy()
         self.names = [f"site {k}" for k in range(K)]
         for name in self.names:
             (root / name).mkdir()
@@ -170,7 +170,6 @@ class Everything:
         document = write_document(config, self.sites[0].data.schema(), self.names, "fuzz")
         relay = Relay(wires, self.names, 60.0)
         agreement, seed = relay.agree(document)
-        totals = RelayTotals(relay, agreement, [range(K)], Journal(None))
 
         class Enough(Exception):
             pass
@@ -179,6 +178,7 @@ class Everything:
             raise Enough
 
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+            totals = RelayTotals(relay, agreement, [range(K)], Journal(Path(folder) / "journal"))
             run_document(document, seed, totals, {}, Path(folder) / "run", engine="fuzz", on_round=stop)
 
     def _accepting(self, read: Callable[[Parts], Any]) -> Callable[[Parts], object]:

@@ -13,7 +13,9 @@ recovered if one estimate has all of its values to within a hundredth.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,11 +63,11 @@ def adult_rows(n: int) -> Samples:
     return Samples(x[index], train.y[: 4 * n][index])
 
 
-def site_of(samples: Samples, policy: Policy, n_classes: int = 2) -> tuple[Site, Federation]:
+def site_of(samples: Samples, policy: Policy, folder: Path, n_classes: int = 2) -> tuple[Site, Federation]:
     """A site whose training rows are (nearly) all of the samples."""
     names = tuple(f"class {c}" for c in range(n_classes))
     federation = partition(samples, samples, clients=1, classes=names, partition="iid", validation=0.0)
-    return Site("victim", Own(federation, 0), policy), federation
+    return Site("victim", Own(federation, 0), policy, folder), federation
 
 
 def job_for(federation: Federation, *, batch: int = 64, units: int = UNITS) -> Job:
@@ -147,9 +149,10 @@ class Outcome:
 
 def attack(samples: Samples, trust: str, craft: Any = bins, *, batch: int = 64, round: int = 0) -> Outcome:
     """One message to one site, whose policy has this ``trust``."""
-    site, federation = site_of(samples, Policy(trust=trust))
-    job = job_for(federation, batch=batch)
-    reply = ask(site, train_message(job, craft(job), round))
+    with tempfile.TemporaryDirectory() as folder:
+        site, federation = site_of(samples, Policy(trust=trust), Path(folder))
+        job = job_for(federation, batch=batch)
+        reply = ask(site, train_message(job, craft(job), round))
     if "error" in reply.meta:
         return Outcome(0.0, f"refused: {reply.meta['error']}")
     return Outcome(recovered(federation.pool.x, estimates(job, unpack_update(reply).delta[0])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,8 +79,15 @@ def job_for(federation: Federation, method: str = "fedcgnm", **more: object) -> 
     )  # fmt: skip
 
 
-def sites(federation: Federation, **more: object) -> dict[int, Site]:
-    return {k: Site(f"site {k}", FederationSlice(federation, k), Policy(trust="server"), **more) for k in range(K)}
+HOMES = tempfile.TemporaryDirectory()
+
+
+def site(federation: Federation, k: int) -> Site:
+    return Site(f"site {k}", FederationSlice(federation, k), Policy(), Path(tempfile.mkdtemp(dir=HOMES.name)))
+
+
+def sites(federation: Federation) -> dict[int, Site]:
+    return {k: site(federation, k) for k in range(K)}
 
 
 def strategy(name: str) -> RateStrategy:
@@ -346,6 +354,6 @@ def test_a_validation_that_too_few_sites_answer_ends_the_run(
 def test_a_reply_that_no_reader_would_take_is_an_error_at_the_site(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site("north", FederationSlice(federation, 0), Policy(trust="server"))
-    monkeypatch.setattr(site, "hello", lambda parcel: Parcel({"clock": int(1e308)}))
-    assert unpack(site.handle("hello", pack(Parcel({})))).meta["error"] == "malformed"
+    north = site(federation, 0)
+    monkeypatch.setattr(north, "hello", lambda parcel: Parcel({"clock": int(1e308)}))
+    assert unpack(north.handle("hello", pack(Parcel({})))).meta["error"] == "malformed"

@@ -237,8 +237,7 @@ def run_document(
     for k, here in owned.items():
         here.method = job.build_method()
         here.model = model.at(k) if isinstance(model, TreesModel) else here.model
-    decisions = folder.parent / "decision.json" if data else None
-    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine, decisions)
+    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine)
     found, notes = settled_by_sizes(asked, mean)
     problem = Problem(
         engine=summed,

@@ -78,7 +78,7 @@ def check_method(method: Method) -> Iterator[Check]:
             "the batched path agrees with the reference path": lambda: _agrees(method, federation, "batched"),
             "the graph path agrees with the reference path": lambda: _agrees(method, federation, "graph"),
             "it works with the joint rate search": lambda: _searches(method, federation),
-            "real sites give the simulator's bits": lambda: _federates(method, federation),
+            "real sites give the simulator's bits": lambda: _federates(method, federation, Path(folder)),
             "it works with client optimizers on every engine": lambda: _optimizes(method, federation, Path(folder)),
         }
         yield from (_tried(claim, test) for claim, test in tests.items())
@@ -180,7 +180,7 @@ def _searches(method: Method, federation: Federation) -> str:
     return "" if bool(torch.isfinite(x).all()) else "the model is not finite"
 
 
-def _federates(method: Method, federation: Federation) -> str:
+def _federates(method: Method, federation: Federation, folder: Path) -> str:
     if method.traits.needs_auxiliary:
         return ""  # refused there in one line: a real server has no auxiliary set
     settings = _settings(method, "reference")
@@ -191,7 +191,10 @@ def _federates(method: Method, federation: Federation) -> str:
     schema = FederationSlice(federation, 0).schema()
     job = job_of(settings.model_copy(update=named), schema, "check", "in-process")
     policy = Policy(code=(method.name,) if is_own(method.name) else ())
-    sites = {k: Site(f"site {k}", FederationSlice(federation, k), policy).handle for k in range(federation.n_clients)}
+    sites = {}
+    for k in range(federation.n_clients):
+        (home := folder / f"site {k}").mkdir(parents=True)
+        sites[k] = Site(home.name, FederationSlice(federation, k), policy, home).handle
     engine = RemoteEngine(InProcess(sites), job, federation.sizes, test=federation.test)
     module = job.build_model(seed=3)
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
@@ -216,7 +219,7 @@ def _optimizes(method: Method, federation: Federation, folder: Path) -> str:
             or _resumes(made, federation, folder / name)
             or _agrees(made, federation, "batched")
             or _agrees(made, federation, "graph")
-            or _federates(made, federation)
+            or _federates(made, federation, folder / name)
         )
         if found:
             return f"with local.optimizer = {name!r}: {found}; set plain_steps if its steps must be plain"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,9 +148,11 @@ def ask(
     relay = Relay(transport, names, timeout, on_wait=on_wait)
     files = {name: torch.from_numpy(np.fromfile(folder / name, dtype=np.uint8)) for name in FILES}
     agreement, _ = relay.begin(question, tensors=files)
-    totals = RelayTotals(relay, agreement, [range(len(names))], Journal(None))
-    found = counted(question["what"], totals, model, {}, reference)
-    for client, digest in totals.finish().items():
+    with tempfile.TemporaryDirectory() as journal:
+        totals = RelayTotals(relay, agreement, [range(len(names))], Journal(Path(journal)))
+        found = counted(question["what"], totals, model, {}, reference)
+        done = totals.finish()
+    for client, digest in done.items():
         if digest != digest_of_counts(found.flat()):
             raise FedtailError(f"{names[client]} has come to other counts than this server")
     return found

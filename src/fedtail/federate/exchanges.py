@@ -27,24 +27,17 @@ def write_durably(file: Path, pieces: Iterable[bytes]) -> None:
 
 
 class Journal:
-    """Messages by number. In memory without a folder."""
+    """Messages by number, in a folder."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._memory: dict[int, Parts] = {}
-        if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def write(self, number: int, parts: Parts) -> None:
         """Return once the message is on disk."""
-        if self.folder is None:
-            self._memory[number] = parts
-        else:
-            write_durably(self.folder / f"{number:08d}.bin", encode(parts))
+        write_durably(self.folder / f"{number:08d}.bin", encode(parts))
 
     def read(self, number: int) -> Parts | None:
-        if self.folder is None:
-            return self._memory.get(number)
         file = self.folder / f"{number:08d}.bin"
         if not file.is_file():
             return None
@@ -58,9 +51,6 @@ class Journal:
         return parts
 
     def forget(self, numbers: Container[int]) -> None:
-        if self.folder is None:
-            self._memory = {n: parts for n, parts in self._memory.items() if n not in numbers}
-            return
         for file in self.folder.glob("*.bin"):
             if int(file.stem) in numbers:
                 file.unlink()

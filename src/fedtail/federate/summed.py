@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,8 +60,6 @@ class SummedEngine:
     group_sizes: np.ndarray
     """(groups,) training samples."""
     name: str
-    decision_file: Path | None = None
-    """Where a site keeps the decision that is its own."""
     takes_rivals = False
 
     def __post_init__(self) -> None:
@@ -232,7 +229,7 @@ class SummedEngine:
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
         """Each site's own decision, which stays there."""
         for client in self.totals.here:
-            self.owned[client].decide(x, goal, self.decision_file)
+            self.owned[client].decide(x, goal)
         return {}
 
     def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:

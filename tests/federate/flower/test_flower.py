@@ -30,7 +30,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.flower import guard
+from fedtail.federate.flower import SITE
 from fedtail.federate.operate import local, membership, processes, runs
 from fedtail.federate.operate.certificates import make_ca, make_site_key
 from fedtail.federate.operate.control import Control, wait_until_healthy
@@ -296,7 +296,7 @@ def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str =
         return subprocess.Popen(
             [*command, "--max-retries", "1", *options],
             stdout=log, stderr=log, start_new_session=True,
-            env={**flower_environment(tmp_path / "flwr"), guard.APPS: "none"},
+            env={**flower_environment(tmp_path / "flwr"), SITE: str(tmp_path)},
         )  # fmt: skip
 
 

@@ -13,12 +13,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
-from flwr.common.config import parse_config_args
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.operate.create import create_deployment, filled
-from fedtail.federate.operate.processes import node_config, supernode_command
 from fedtail.federate.site.config import load_site
 from tests.federate.conftest import settings
 
@@ -28,17 +26,6 @@ PATHS = ("/opt/fedtail/north", "/srv/my sites/north", "/srv/o'hare/100% $HOME")
 def through_systemd(line: str) -> list[str]:
     """The words of an ``ExecStart=`` line, by systemd.service(5) and systemd.syntax(7)."""
     return [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(line)]
-
-
-@pytest.mark.parametrize("folder", PATHS)
-def test_flower_gets_the_sites_path(folder: str) -> None:
-    command = supernode_command(Path(folder), "fed.example.org:443")
-    assert parse_config_args([command[command.index("--node-config") + 1]]) == {"site": f"{folder}/site.toml"}
-
-
-def test_a_path_that_flower_cannot_be_given_is_one_line() -> None:
-    with pytest.raises(FedtailError, match="both kinds of quotes"):
-        node_config(Path('/srv/o\'hare/"x"/site.toml'))
 
 
 def test_the_generated_site_unit_and_instructions_run_the_service_of_the_folder(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.cli import app
 from fedtail.errors import FedtailError
-from fedtail.federate.flower import supernode
 from fedtail.federate.operate import certificates, local, processes, service
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
@@ -91,7 +90,7 @@ def test_a_supernode_that_ends_or_hangs_is_started_again(
     said: str,
 ) -> None:
     (tmp_path / "stub.py").write_text(script)
-    monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
+    monkeypatch.setattr(processes, "SUPERNODE", tmp_path / "stub.py")
     monkeypatch.setattr(service, "tls_fault", lambda *_: "")
     hurry(monkeypatch, stale=0.1, grace=0.1)
     running = SiteService(site)
@@ -134,9 +133,9 @@ def test_a_message_without_an_answer_is_noticed_where_nothing_works_on_it(
 def test_a_supernode_whose_message_has_no_answer_is_started_again(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_WAITING']).touch(); time.sleep(3600)"
+    script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_SITE'], 'waiting').touch(); time.sleep(3600)"
     (tmp_path / "stub.py").write_text(script)
-    monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
+    monkeypatch.setattr(processes, "SUPERNODE", tmp_path / "stub.py")
     hurry(monkeypatch, answer=0.2)
     running = SiteService(site)
     thread = serve(running)
@@ -176,7 +175,7 @@ def test_the_service_is_light(site: Path) -> None:
 def test_a_site_file_that_the_worker_would_refuse_is_refused_at_the_start(site: Path) -> None:
     (site / "site.toml").write_text((site / "site.toml").read_text().replace("[policy]", "[policy]\nmetods = 1"))
     with pytest.raises(FedtailError, match="metods"):
-        service.apps_of(site)  # what the service does before it starts anything
+        SiteService(site).run()
 
 
 class Served:

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from fedtail.federate.protocol.faults import CODES
+from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker, worker_client
@@ -31,7 +32,7 @@ def test_a_log_that_grew_too_long_is_put_aside(tmp_path: Path) -> None:
 
 def test_a_site_whose_disk_is_full_answers_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
     data = FederationSlice(build_federation(settings()), 0, "mlp", {"hidden": [8]})
-    site = Site("north", data, folder=tmp_path)
+    site = Site("north", data, Policy(), tmp_path)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with full_disk():

@@ -64,9 +64,9 @@ def test_rows_are_read_from_a_crafted_model_where_the_server_is_trusted_and_it_i
 
 
 @pytest.mark.parametrize("phase", [p for p in Phase if p not in (Phase.HELLO, *AGREED)])
-def test_a_site_that_trusts_no_server_answers_no_question_of_its_own(phase: str) -> None:
+def test_a_site_that_trusts_no_server_answers_no_question_of_its_own(tmp_path: Path, phase: str) -> None:
     """No loss, no count, no statistic of a model or a request that the server chose."""
-    site, federation = reconstruction.site_of(reconstruction.rows(40), Policy())
+    site, federation = reconstruction.site_of(reconstruction.rows(40), Policy(), tmp_path)
     job = reconstruction.job_for(federation, units=4)
     x = reconstruction.FlatModel(job.build_model()).vector
     asked = Parcel(
@@ -364,13 +364,13 @@ def test_a_class_with_one_sample_is_in_a_sum_and_nowhere_else(tmp_path: Path) ->
 # -- messages -------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_beyond_the_limit_is_not_read() -> None:
-    site, _ = reconstruction.site_of(reconstruction.rows(40), Policy(max_message_mb=1))
+def test_a_message_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    site, _ = reconstruction.site_of(reconstruction.rows(40), Policy(max_message_mb=1), tmp_path)
     assert unpack(site.handle("train", {"meta": b"{}", "tensor/x": bytes(2_000_000)})).meta["error"] == "policy-size"
 
 
 def test_no_word_of_an_error_leaves_a_site(tmp_path: Path) -> None:
-    _, federation = reconstruction.site_of(reconstruction.rows(40), Policy())
+    _, federation = reconstruction.site_of(reconstruction.rows(40), Policy(), tmp_path)
 
     class Broken(reconstruction.Own):  # type: ignore[misc, name-defined]
         def client(self, index: int, job: Any) -> Any:

@@ -262,13 +262,13 @@ def test_noise_is_as_much_as_it_says(tmp_path: Path) -> None:
             sums.add(*read_answer(unpack(answer), number, LIMIT))
             raise StopIteration
 
-        totals = SiteTotals(parties[name], [range(3)], Journal(None), sent, 2.0, found.append)
+        totals = SiteTotals(parties[name], [range(3)], Journal(tmp_path / f"journal-{name}"), sent, 2.0, found.append)
         with pytest.raises(StopIteration):
             totals.total(20_000, lambda k: np.zeros(20_000, dtype=np.int64), reach=5000.0)
     total, checks = read_sums(pack_sums([sums]), 1, 20_000, LIMIT)
     check_sums(total, checks, parties[names[0]].common, 1, [names])
     assert abs(total.std() / 10_000 - 1) < 0.03 and abs(total.mean()) < 300 and found == [1, 1, 1]
-    open_ended = SiteTotals(parties[names[0]], [range(3)], Journal(None), sent, 2.0, found.append)
+    open_ended = SiteTotals(parties[names[0]], [range(3)], Journal(tmp_path / "journal"), sent, 2.0, found.append)
     with pytest.raises(SumError, match="no bound on what one row can change"):
         open_ended.total(3, lambda k: np.zeros(3, dtype=np.int64))
 
@@ -277,12 +277,12 @@ def test_a_budget_that_is_spent_stops_the_run_before_the_answer_leaves(tmp_path:
     config = private(tmp_path, privacy={"mode": "shares", "noise": 1.0})
     names, sites = open_sites(tmp_path / "sites", config, Policy(max_epsilon=6.0))
     wires = Wires(sites)
-    with pytest.raises(FedtailError, match="its privacy budget, are used up"):
+    with pytest.raises(FedtailError, match="its privacy budget is used up"):
         federate(config, wires, names)
     answered = [unpack(r).meta["number"] for p, k, _, r in wires.said if p == Phase.STEP and "tensor/masked" in r]
     spent = Ledger(tmp_path / "sites" / "site-0").releases()
     assert spent == {1.0: max(answered)} and gaussian_epsilon(spent, 1e-5) <= 6.0
-    with pytest.raises(FedtailError, match="its privacy budget, are used up"):
+    with pytest.raises(FedtailError, match="its privacy budget is used up"):
         federate(private(tmp_path, run={"rounds": 1, "name": "second"}), Wires(sites), names)
 
 

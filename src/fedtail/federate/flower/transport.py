@@ -15,8 +15,8 @@ from typing import Any
 from flwr.app import Message
 
 from fedtail.errors import FedtailError
+from fedtail.federate.flower import private
 from fedtail.federate.flower.content import ACTION, from_content, to_content
-from fedtail.federate.flower.guard import private
 from fedtail.federate.protocol.faults import clean, log
 from fedtail.federate.protocol.transport import Errors, Take, with_phase
 from fedtail.federate.protocol.wire import Parts, size_of

@@ -7,8 +7,6 @@ of each other hold, and a server app of one import; fedtail itself is installed 
 from __future__ import annotations
 
 import shutil
-import tempfile
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -16,10 +14,8 @@ from fedtail import federate
 from fedtail.errors import FedtailError
 from fedtail.federate import flower, site
 from fedtail.federate.flower import client_app, content, server_app
-from fedtail.federate.flower.guard import app_hash
 from fedtail.federate.operate.create import filled
 from fedtail.federate.site import frames, worker_client
-from fedtail.federate.site.config import load_site
 from fedtail.version import VERSION
 
 PACKAGE = "fedtail_app"
@@ -50,22 +46,6 @@ def write_bundle(folder: Path) -> None:
     (folder / "pyproject.toml").write_text(about)
     (folder / "README.md").write_text(filled("app-README.md", version=VERSION))
     (folder / "LICENSE").write_text(filled("app-LICENSE"))
-
-
-@cache
-def own_hash() -> str:
-    """The hash of the app as this version of fedtail sends it; sites that have the same version pin it."""
-    from flwr.cli.build import build_fab_from_disk  # other versions may have it elsewhere
-
-    with tempfile.TemporaryDirectory() as folder:
-        write_bundle(Path(folder))
-        return app_hash(build_fab_from_disk(Path(folder)))
-
-
-def site_apps(folder: Path) -> str:
-    """The hashes of the apps that a site runs, as its SuperNode is told them: fedtail's own and those that its file
-    lists. A ``site.toml`` that the worker would refuse is refused here."""
-    return ",".join([own_hash(), *load_site(folder / "site.toml").identity.apps])
 
 
 def name_in_bundle(module: ModuleType) -> str:

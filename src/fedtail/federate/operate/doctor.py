@@ -15,7 +15,6 @@ import httpx
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, split_address
 from fedtail.federate.flower import TESTED
-from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.runs import where
@@ -93,7 +92,7 @@ def check_software() -> Finding:
     found = version("flwr")
     if found != TESTED:
         return Finding("warning", "software", f"flwr {found} is installed; fedtail is tested with {TESTED}")
-    return Finding("ok", "software", f"fedtail {VERSION}, flwr {found}, app {own_hash()}")
+    return Finding("ok", "software", f"fedtail {VERSION}, flwr {found}")
 
 
 def check_certificate(deployment: Deployment) -> list[Finding]:

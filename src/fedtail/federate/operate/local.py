@@ -12,9 +12,7 @@ from typing import NoReturn
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate import processes
-from fedtail.federate.operate.bundle import site_apps
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.membership import make_missing_keys
 from fedtail.federate.site import frames
@@ -63,8 +61,7 @@ def start_site(deployment: Deployment, site: str, server: str = "") -> int:
     folder = deployment.site(site)
     address = server or f"{deployment.host}:{deployment.port}"
     command = [sys.executable, "-m", "fedtail", "site", "run", str(folder), "--server", address]
-    environment = {**os.environ, APPS: site_apps(folder)}
-    return processes.start(deployment.folder, f"site:{site}", command, folder / "site.log", environment)
+    return processes.start(deployment.folder, f"site:{site}", command, folder / "site.log", os.environ)
 
 
 def wait_until_online(deployment: Deployment, seconds: float) -> None:

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtail.errors import FedtailError
+from fedtail.federate import flower
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.flower import supernode
 
 MARK, ROLE = "FEDTAIL_DEPLOYMENT", "FEDTAIL_ROLE"
 
@@ -80,6 +79,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 PROGRAMS = Path(sys.executable).parent
+SUPERNODE = Path(flower.__file__).with_name("supernode.py")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -106,24 +106,15 @@ def superlink_command(deployment: Deployment) -> list[str]:
 
 
 def supernode_command(site: Path, superlink: str, port: int = 9094) -> list[str]:
-    """Return the command of Flower's client at a site; ``port`` is on loopback, for its own processes."""
+    """Return the command of Flower's client at a site; ``port`` is on loopback, for apps, of which there are none."""
     return [
-        sys.executable, "-P", str(supernode.__file__),
+        sys.executable, "-P", str(SUPERNODE),
         "--superlink", superlink,
         "--root-certificates", str(site / "ca.crt"),
         "--auth-supernode-private-key", str(site / "site.key"),
         "--port", str(port),
-        "--node-config", node_config(site / "site.toml"),
+        "--isolation", "process",
     ]  # fmt: skip
-
-
-def node_config(site_file: Path) -> str:
-    """Return a site's node config, by which the light app finds its file: TOML that Flower reads unescaped."""
-    path = str(site_file)
-    quote = next((q for q in "'\"" if q not in path), "")
-    if not quote or (quote == '"' and "\\" in path):
-        raise FedtailError(f"{path!r}: Flower does not accept paths with both kinds of quotes; rename the folder")
-    return f"site={quote}{path}{quote}"
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
-from fedtail.federate.flower import supernode
-from fedtail.federate.flower.guard import APPS
+from fedtail.federate.flower import CONTACT, SITE, WAITING
 from fedtail.federate.operate.processes import flower_environment, free_port, supernode_command
 from fedtail.federate.site import worker_client
 from fedtail.federate.site.identity import read_identity
@@ -76,13 +75,13 @@ class SiteService:
         split_address("server", self.address)
         self.health = Health(identity.name, self.address)
         self.stopping = threading.Event()
-        self.contact, self.waiting = self.folder / "contact", self.folder / "waiting"
+        self.contact, self.waiting = self.folder / CONTACT, self.folder / WAITING
         self.busy = 0.0  # when the worker was last seen at work on a message
-        self.apps = os.environ.get(APPS, "")
 
     def run(self) -> None:
         """Keep the client at work until told to stop."""
         with alone(self.folder):
+            check(self.folder / "site.toml")
             log(f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.address}")
             idle = 0
             while True:
@@ -109,10 +108,8 @@ class SiteService:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a new client."""
-        self.apps = self.apps or apps_of(self.folder)
-        files = {supernode.CONTACT: str(self.contact), supernode.WAITING: str(self.waiting), APPS: self.apps}
         command = supernode_command(self.folder, self.address, free_port())
-        environment = flower_environment(self.folder / "flwr") | files
+        environment = flower_environment(self.folder / "flwr") | {SITE: str(self.folder)}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
         self.health.pid, self.health.started = process.pid, time.time()
         log(f"SuperNode started, process {process.pid}")
@@ -167,16 +164,16 @@ def changed(file: Path) -> float:
     return 0.0
 
 
-def apps_of(folder: Path) -> str:
-    """Return ``site_apps``, from a process of its own, which takes torch and Flower away with it."""
+def check(file: Path) -> None:
+    """Refuse a ``site.toml`` that the worker would refuse, in a process of its own, which takes torch away with it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
-        return apart.submit(_apps_of, folder).result()
+        apart.submit(_load, file).result()
 
 
-def _apps_of(folder: Path) -> str:
-    from fedtail.federate.operate.bundle import site_apps
+def _load(file: Path) -> None:
+    from fedtail.federate.site.config import load_site
 
-    return site_apps(folder)
+    load_site(file)
 
 
 def tls_fault(address: str, ca: Path, timeout: float = 5.0) -> str:

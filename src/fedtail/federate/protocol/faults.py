@@ -42,7 +42,7 @@ CODES: dict[str, str] = {
     "policy-encoder": "site policy: the encoder is not allowed there",
     "policy-size": "site policy: the message is too large",
     "policy-training": "the learning rate or the resampling rates are absurd",
-    "policy-limit": "site policy: its rounds of today, or its privacy budget, are used up",
+    "policy-limit": "site policy: its privacy budget is used up",
     "policy-noise": "a sum that has no bound for its noise",
 }
 """Code -> what is recorded and shown of it."""

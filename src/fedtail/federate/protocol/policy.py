@@ -53,10 +53,9 @@ class Policy(Section):
     (``timm:NAME``) or code (``module:callable``) must be listed."""
     min_sites: int = Field(3, ge=3)
     """Minimum number of sites that a sum covers."""
-    max_rounds_per_day: int = Field(1000, ge=0)
-    """Rounds in 24 hours, over all runs; a repeated one counts once. 0 means no limit, here and below."""
     max_epsilon: float = Field(0.0, ge=0)
-    """Refuse once all runs together would exceed this epsilon, for each row; also refuses runs without noise."""
+    """Refuse once all runs together would exceed this epsilon, for each row; also refuses runs without noise. 0 means
+    no limit, here and below."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """The delta for ``max_epsilon``."""
     max_message_mb: float = Field(1024.0, ge=0)

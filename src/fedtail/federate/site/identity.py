@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from typing import Any
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.settings import Section, checked
 
 SECTIONS = ("site", "data", "policy", "worker")
-
-
-def _app(told: str) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", told):
-        raise FedtailError(
-            f"[site] apps has {told!r}, which is not the hash of an app (64 hexadecimal digits; "
-            "`fedtail deploy doctor` on the server prints it)"
-        )
-    return told
 
 
 class Identity(Section):
@@ -30,8 +18,6 @@ class Identity(Section):
     name: str
     server: str = ""
     """``host:port`` of the federation's server."""
-    apps: tuple[Annotated[str, AfterValidator(_app)], ...] = ()
-    """Hashes of Flower apps that may run here beside this version's own: those of servers with another version."""
 
 
 def read_site_file(file: str | Path) -> dict[str, Any]:

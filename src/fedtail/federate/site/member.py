@@ -179,10 +179,8 @@ class Member:
     """A site in runs by totals: offers, agreements and runs, in files of its folder that only its user can read."""
 
     def __init__(
-        self, name: str, data: SiteData, policy: Policy, ledger: Ledger, folder: Path | None, device: torch.device
+        self, name: str, data: SiteData, policy: Policy, ledger: Ledger, folder: Path, device: torch.device
     ) -> None:
-        if folder is None:
-            raise AgreementError("this site has no folder to keep its agreements in")
         self.name, self.data, self.policy, self.ledger, self.device = name, data, policy, ledger, device
         self.home, self.folder = folder, folder / "agreements"
         self._running: tuple[str, Conversation] | None = None
@@ -361,7 +359,7 @@ class Member:
             """Enter what the answer to an exchange costs, and refuse what the site's budget does not cover."""
             spent = self.ledger.releases()
             self.policy.check_epsilon({**spent, noise: spent.get(noise, 0) + 1})
-            self.ledger.charge("releases", f"{party.id}/{number}", 0, noise=noise)
+            self.ledger.charge(f"{party.id}/{number}", noise)
 
         totals = SiteTotals(party, groups_of(settings, len(document["sites"])), journal, ask, noise, charge)
         data, device = {totals.here[0]: self.data}, str(self.device)

@@ -115,6 +115,8 @@ class Prepared:
     state: SiteState
     counts: np.ndarray
     """(C,) training samples per class, each image once."""
+    folder: Path
+    """Where features, the method's state and the decision are kept."""
 
     def split(self, name: str) -> Split:
         """``test`` or ``validation``."""
@@ -129,24 +131,23 @@ class Prepared:
         batches = self.split(name).batches(device=self.model.vector.device)
         return scores_on(model_logits(self.model, x, batches), self.job.n_classes, rule)
 
-    def decide(self, x: Tensor, goal: SiteGoal, file: Path | None) -> Decision:
-        """The site's own decision for a model, found on its validation split and kept in a file of its own."""
+    def decide(self, x: Tensor, goal: SiteGoal) -> Decision:
+        """The site's own decision for a model, found on its validation split and kept here."""
         goal.common.check(self.job.n_classes)
         batches = self.split("validation").batches(device=self.model.vector.device)
         p, y = probabilities_of(model_logits(self.model, x, batches), self.job.n_classes)
         found = goal.decide(p, y, self.counts)
-        if file is not None:
-            write_atomically(file, json.dumps(found.to_json()))
+        write_atomically(self.folder / "decision.json", json.dumps(found.to_json()))
         return found
 
 
-def prepare(data: SiteData, job: Job, index: int, folder: Path | None, device: torch.device) -> Prepared:
-    """The site as client ``index`` of a job. ``folder`` keeps its features and its method's state over restarts."""
+def prepare(data: SiteData, job: Job, index: int, folder: Path, device: torch.device) -> Prepared:
+    """The site as client ``index`` of a job."""
     client, found = data.client(index, job), data.test(index, job)
     counts = client.counts
     rows = np.empty(0, dtype=np.int64) if isinstance(found, Samples) else found
     if job.encoding is not None:
-        client, rows = encode_client(client, rows, job.encoding, None if folder is None else folder / "features")
+        client, rows = encode_client(client, rows, job.encoding, folder / "features")
         found = encode_samples(found, job.encoding) if isinstance(found, Samples) else rows
     return Prepared(
         job=job,
@@ -154,8 +155,9 @@ def prepare(data: SiteData, job: Job, index: int, folder: Path | None, device: t
         test=Split(found, client.transform, job.n_classes) if isinstance(found, Samples) else Split.of(client, found),
         method=job.build_method(),
         model=FlatModel(job.build_model().to(device)),
-        state=SiteState(folder, job.run),
+        state=SiteState(folder / "state" / re.sub(r"[^\w.-]", "_", job.run)),
         counts=counts,
+        folder=folder,
     )
 
 
@@ -167,66 +169,46 @@ Key = tuple[str, int, int]
 
 
 class SiteState:
-    """States of one run. On disk where the site has a folder, else in memory."""
+    """States of one run, in a folder."""
 
-    def __init__(self, folder: Path | None, run: str) -> None:
-        self.folder = None if folder is None else folder / "state" / re.sub(r"[^\w.-]", "_", run)
-        self.memory: dict[Key, Tensors] = {}
-        self.rivals: dict[int, SiteState] = {0: self}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def rival(self, number: int) -> SiteState:
         """What is kept for one of several models side by side."""
-        if number not in self.rivals:
-            own = self.rivals[number] = SiteState(None, "")
-            own.folder = None if self.folder is None else self.folder / f"rival-{number}"
-        return self.rivals[number]
+        return SiteState(self.folder / f"rival-{number}") if number else self
 
     def before(self, round: int) -> Tensors:
         """The state round ``round`` starts from; later states are dropped, they belong to a future undone."""
         starts = [key for key in self._keys() if key[0] == START]
         self._drop(key for key in starts if key[1] > round)
         known = [key for key in starts if key[1] <= round]
-        return self._read(max(known)) if known else {}
+        return dict(safetensors_torch.load_file(self._file(max(known)))) if known else {}
 
     def hold(self, round: int, states: list[Tensors]) -> None:
         """Keep what each probe of a round would leave, until ``commit``."""
         self._drop(key for key in self._keys() if key[:2] == (PROBE, round))
         for probe, state in enumerate(states):
             if state:
-                self._write((PROBE, round, probe), state)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                temporary = self._file((PROBE, round, probe)).with_suffix(".tmp")
+                safetensors_torch.save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, temporary)
+                temporary.replace(self._file((PROBE, round, probe)))
 
     def commit(self, round: int, probe: int) -> None:
         """Probe ``probe`` of ``round`` was kept. Safe to repeat."""
         keys = self._keys()
         if (PROBE, round, probe) in keys:
-            self._write((START, round + 1, 0), self._read((PROBE, round, probe)))
+            self._file((PROBE, round, probe)).replace(self._file((START, round + 1, 0)))
         self._drop(k for k in keys if k[:2] == (PROBE, round) or (k[0] == START and k[1] < round + 1 - KEEP))
 
     def _keys(self) -> list[Key]:
-        if self.folder is None:
-            return list(self.memory)
         named = [file.stem.split("-") for file in self.folder.glob("*.safetensors")]
         return [(kind, int(round), int(probe)) for kind, round, probe in named]
 
     def _file(self, key: Key) -> Path:
-        assert self.folder is not None
         return self.folder / f"{key[0]}-{key[1]:06d}-{key[2]}.safetensors"
-
-    def _read(self, key: Key) -> Tensors:
-        return self.memory[key] if self.folder is None else dict(safetensors_torch.load_file(self._file(key)))
-
-    def _write(self, key: Key, state: Tensors) -> None:
-        if self.folder is None:
-            self.memory[key] = state
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._file(key).with_suffix(".tmp")
-        safetensors_torch.save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, temporary)
-        temporary.replace(self._file(key))
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            if self.folder is None:
-                self.memory.pop(key, None)
-            else:
-                self._file(key).unlink(missing_ok=True)
+            self._file(key).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ from fedtail.federate.protocol.wire import (
     unpack_candidates,
     unpack_task,
 )
-from fedtail.federate.site.ledger import Ledger, message_key
+from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.federate.site.worker_client import rotate
 from fedtail.federate.statistics import tell
@@ -56,18 +56,11 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """Answers a server's messages. ``folder`` keeps method state and the policy's ledger over restarts."""
+    """Answers a server's messages. ``folder`` keeps what must outlive a restart."""
 
-    def __init__(
-        self,
-        name: str,
-        data: SiteData,
-        policy: Policy | None = None,
-        folder: Path | None = None,
-        device: str = "cpu",
-    ) -> None:
+    def __init__(self, name: str, data: SiteData, policy: Policy, folder: Path, device: str = "cpu") -> None:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
-        self.policy = policy or Policy()
+        self.policy = policy
         self.ledger, self.audit = Ledger(folder), Audit(folder)
         self._prepared: Prepared | None = None
         self._member: Member | None = None
@@ -90,8 +83,6 @@ class Site:
         parcel = unpack(parts)
         if phase in AGREED:
             return self.member.answer(phase, parcel)
-        if phase == Phase.TRAIN:
-            return pack(self.train(parcel, message_key(phase, parts)))
         answer: Callable[[Parcel], Parcel] = getattr(self, phase)
         reply = pack(answer(parcel))
         open_json(reply[META])  # such as an integer of 309 digits, made of a float in the question
@@ -140,12 +131,11 @@ class Site:
         need_trust(self.policy, self.data)
         return Parcel({"statistics": tell(self.data, parcel.meta.get("request", {}))})
 
-    def train(self, parcel: Parcel, key: str) -> Parcel:
-        """Local training: the update, and what the method sends beside it. key: under which it is in the ledger."""
+    def train(self, parcel: Parcel) -> Parcel:
+        """Local training: the update, and what the method sends beside it."""
         here, task = self._prepare(parcel), unpack_task(parcel)
         check_vector(here, task.x)
         check_rates(here.counts, task)
-        self.ledger.charge("rounds", key, self.policy.max_rounds_per_day)
         state, committed = here.state.rival(task.rival), parcel.meta.get("commit")
         if committed is not None:
             state.commit(int(committed["round"]), int(committed["probe"]))
@@ -176,8 +166,7 @@ class Site:
     def decide(self, parcel: Parcel) -> Parcel:
         """The site's own decision, found on its private split; also in ``decision.json`` here."""
         here, x = self._asked(parcel)
-        file = None if self.folder is None else self.folder / "decision.json"
-        found = here.decide(x, SiteGoal.from_json(parcel.meta["goal"]), file)
+        found = here.decide(x, SiteGoal.from_json(parcel.meta["goal"]))
         return Parcel({"decision": replace(found, costs=()).to_json()})  # the server knows them, and there may be many
 
     def _asked(self, parcel: Parcel) -> tuple[Prepared, torch.Tensor]:
@@ -242,18 +231,16 @@ AUDIT_BYTES = 25_000_000
 
 
 class Audit:
-    """The log in a site's folder; nothing without one."""
+    """The log in a site's folder."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.path = None if folder is None else folder / "audit.jsonl"
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "audit.jsonl"
 
     def enter(
         self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float, words: str = ""
     ) -> None:
         """Note one message and its answer: numbers of bytes, never what was in them. On a full disk the line goes to
         standard error, and the answer leaves all the same. words: of an error, which the reply does not have."""
-        if self.path is None:
-            return
         question, answer = _meta(asked), _meta(reply)
         error = answer.get("error")
         task, job = _section(question, "task"), _section(question, "job")
@@ -269,16 +256,11 @@ class Audit:
             "bytes_out": size_of(reply),
             "seconds": round(seconds, 3),
         }
-        with contextlib.suppress(OSError):  # a full disk keeps no site from answering
-            self._write(line)
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        assert self.path is not None
-        rotate(self.path, AUDIT_BYTES)
         try:
+            rotate(self.path, AUDIT_BYTES)
             with self.path.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
-        except OSError as error:
+        except OSError as error:  # a full disk keeps no site from answering
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"{self.path} cannot be written ({error.strerror}): {json.dumps(line)}\n")
 
