@@ -7,6 +7,7 @@ import html
 import http.client
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -479,8 +480,10 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     reach(before + 1)
     assert not state().get("waiting")
     with signalled(of_site(flower_deployment, "east", True), signal.SIGSTOP, signal.SIGCONT):
-        waiting = flower_deployment.site("east") / "waiting"
-        until(waiting.exists, "a message at east")
+        log = flower_deployment.site("east") / "site.log"
+        until(
+            lambda: re.findall("a message of run|answered after", log.read_text())[-1:] == ["a message of run"], "one"
+        )
         time.sleep(1)
         kill_server(flower_deployment)
         until(lambda: state()["state"] == "stopped", "status to say so")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -25,7 +24,6 @@ from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.operate.processes import free_port
 from fedtail.federate.operate.service import SiteService
-from fedtail.federate.site import worker_client
 from tests.federate.conftest import full_disk, settings
 from tests.federate.gate import Gate
 from tests.waiting import HANGS, until
@@ -105,46 +103,6 @@ def test_a_supernode_that_ends_or_hangs_is_started_again(
     lines = capfd.readouterr().out
     assert said in lines and "service stopped" in lines
     assert json.loads((site / "health.json").read_text())["state"] == "stopped"
-
-
-def test_a_message_without_an_answer_is_noticed_where_nothing_works_on_it(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(service.time, "time", lambda: now)
-    client = SiteService(site)
-    assert client.unanswered() == 0.0
-    client.waiting.touch()
-    os.utime(client.waiting, (now, now))
-    now += 30
-    assert client.unanswered() == 30.0
-    with (site / worker_client.ASKING).open("w") as asking:
-        fcntl.flock(asking, fcntl.LOCK_SH)  # as the app does while the worker trains, for hours if need be
-        now += 7200
-        assert client.unanswered() == 0.0
-        monkeypatch.undo()
-    now += 100
-    monkeypatch.setattr(service.time, "time", lambda: now)
-    assert client.unanswered() == 100.0, "counted from when the work was done"
-    client.waiting.unlink()
-    assert client.unanswered() == 0.0
-
-
-def test_a_supernode_whose_message_has_no_answer_is_started_again(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_SITE'], 'waiting').touch(); time.sleep(3600)"
-    (tmp_path / "stub.py").write_text(script)
-    monkeypatch.setattr(processes, "SUPERNODE", tmp_path / "stub.py")
-    hurry(monkeypatch, answer=0.2)
-    running = SiteService(site)
-    thread = serve(running)
-    try:
-        until(lambda: running.health.restarts >= 1, "a restart")
-    finally:
-        running.stop()
-        thread.join(HANGS)
-    assert "a message has had no answer for" in capfd.readouterr().out
 
 
 def test_a_service_bears_a_full_disk(site: Path) -> None:

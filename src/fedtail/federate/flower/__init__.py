@@ -13,9 +13,8 @@ TESTED = "1.41.0"
 
 SITE = "FEDTAIL_SITE"
 """Environment variable of a SuperNode: the site's folder."""
-CONTACT, WAITING = "contact", "waiting"
-"""Files there: one is touched whenever the server has answered, one is there from when a message is taken until its
-answer is sent."""
+CONTACT = "contact"
+"""The file there that is touched whenever the server has answered."""
 
 
 def private(module: str, *names: str, loses: str) -> Any:

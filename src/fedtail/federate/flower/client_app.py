@@ -1,4 +1,4 @@
-"""The ClientApp: every message goes to the site's worker as it came, and its answer goes back.
+"""The ClientApp of a plain SuperNode: every message goes to the site's worker as it came, and its answer goes back.
 
 Flower starts it for every message, so it must stay light. It travels in the app bundle, together with the modules it
 imports: the standard library and Flower only, no torch, no fedtail.

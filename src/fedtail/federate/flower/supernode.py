@@ -23,7 +23,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from fedtail.federate.flower import CONTACT, SITE, TESTED, WAITING, private
+from fedtail.federate.flower import CONTACT, SITE, TESTED, private
 from fedtail.federate.flower.content import from_content, to_content
 from fedtail.federate.site import worker_client
 
@@ -49,15 +49,15 @@ class Contact(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if re.search(r'/v1/fleet/\S+ "\S+ 200', record.getMessage()):
-            touch(self.file)
+            with contextlib.suppress(OSError):  # a full disk is no reason to end
+                self.file.touch()
 
 
 class Desk:
     """Both halves of the SuperNode's loop, and its pauses: take a message and have it answered, send the answer."""
 
-    def __init__(self, loop: Any, objects: Any, folder: Path) -> None:
-        self.loop, self.objects = loop, objects
-        self.site, self.waiting = folder / "site.toml", folder / WAITING
+    def __init__(self, loop: Any, objects: Any, site: Path) -> None:
+        self.loop, self.objects, self.site = loop, objects, site
         self.pause, self.began = SOON, 0.0
         self.reply: Any = None
 
@@ -77,7 +77,7 @@ class Desk:
         told, tree = received
         run: int = told.metadata.run_id
         self.pause, self.began = SOON, time.monotonic()
-        touch(self.waiting)
+        say(f"a message of run {run}")
 
         def confirm(message: str) -> None:
             with contextlib.suppress(Exception):  # a server that goes meanwhile gets the answer when it is back
@@ -88,8 +88,9 @@ class Desk:
             message = pulled(tree, partial(pull_object, run), confirm, return_type=Message)
             message.metadata.__dict__["_message_id"] = tree.object_id
             self.reply = answered(message, self.site)
-        except Exception as error:
-            return self.lost("a message could not be taken", error)
+        except Exception as error:  # the server asks again for what it needs
+            say(f"it could not be taken: {type(error).__name__}: {error}")
+            return None
         return run
 
     def give(self, *, send: Any, push_object: Any, **_: Any) -> None:
@@ -101,38 +102,27 @@ class Desk:
                 wanted, session = send(reply, self.loop.get_object_tree(reply), time.monotonic() - self.began)
                 parts, push = self.loop.get_all_nested_objects(reply), partial(push_object, run, session)
                 self.objects.push_objects(parts, push, object_ids_to_push=wanted)
-            forget(self.waiting)
+            say(f"answered after {time.monotonic() - self.began:.1f} s")
         except Exception as error:
-            self.lost("an answer could not be sent", error)
-
-    def lost(self, what: str, error: Exception) -> None:
-        """Say so and go on: the server asks again for what it needs."""
-        sys.stderr.write(f"ERROR :     {what}: {type(error).__name__}: {error}\n")
-        forget(self.waiting)
+            say(f"its answer could not be sent: {type(error).__name__}: {error}")
 
 
 def answered(message: Any, site: Path) -> Any:
-    """The worker's answer to a message, or the error that Flower makes of an app that raises."""
+    """The worker's answer to a message, or an error that names its kind alone; its words stay in the log."""
     try:
         return Message(to_content(worker_client.ask(site, from_content(message.content))), reply_to=message)
     except Exception as error:
-        sys.stderr.write(f"ERROR :     {error}\n")
-        return Message(Error(APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
+        say(f"its answer is an error: {error}")
+        return Message(Error(APP_RAISED, str(type(error))), reply_to=message)
 
 
-def touch(file: Path) -> None:
-    """Leave a sign; a full disk is no reason to end."""
+def say(line: str) -> None:
+    """Write a line into the service's log; a full disk is no reason to end."""
     with contextlib.suppress(OSError):
-        file.touch()
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
-def forget(file: Path) -> None:
-    """Take it away."""
-    with contextlib.suppress(OSError):
-        file.unlink()
-
-
-def seat(folder: Path) -> bool:
+def seat(site: Path) -> bool:
     """Have the loop work as above. False, and a line, in a version of Flower that has other names: such a SuperNode
     must not start."""
     loses = f"it would run apps that a server sends; install flwr=={TESTED}"
@@ -141,9 +131,9 @@ def seat(folder: Path) -> bool:
     if loop is None or objects is None:
         return False
     if missing := [name for name, given in GIVEN.items() if given - set(signature(getattr(loop, name)).parameters)]:
-        sys.stderr.write(f"ERROR :     {LOOP}.{missing[0]} is not as it was: {loses}\n")
+        say(f"{LOOP}.{missing[0]} is not as it was: {loses}")
         return False
-    desk = Desk(loop, objects, folder)
+    desk = Desk(loop, objects, site)
     loop.time, loop._pull_and_store_message, loop._push_messages = desk, desk.take, desk.give
     return True
 
@@ -151,13 +141,12 @@ def seat(folder: Path) -> bool:
 def main() -> int:
     """Run the SuperNode; returns when it has ended, whatever threads it leaves."""
     if not os.environ.get(SITE):
-        sys.stderr.write(f"ERROR :     {SITE} does not say which site this is; use `fedtail site run`\n")
+        say(f"{SITE} does not say which site this is; use `fedtail site run`")
         return 2
     folder = Path(os.environ[SITE])
     (program,) = entry_points(group="console_scripts", name="flower-supernode")
     start = program.load()
-    forget(folder / WAITING)
-    if not seat(folder):
+    if not seat(folder / "site.toml"):
         return 2
     answers = logging.getLogger("httpx")
     answers.setLevel(logging.INFO)

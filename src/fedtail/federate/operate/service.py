@@ -1,8 +1,8 @@
 """``fedtail site run``: keeps a site's client, Flower's SuperNode, at work, and says how it goes.
 
-It starts the client again when it ends, or when it is alive and of no use: without an answer from a server that can be
-reached, or with a message that nothing works on. It runs for months beside the client, so it imports neither torch nor
-Flower. What both say goes to standard output, which systemd's journal keeps.
+It starts the client again when it ends, or when it is alive and of no use, without an answer from a server that can be
+reached. It runs for months beside the client, so it imports neither torch nor Flower. What both say goes to standard
+output, which systemd's journal keeps.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from pathlib import Path
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
-from fedtail.federate.flower import CONTACT, SITE, WAITING
+from fedtail.federate.flower import CONTACT, SITE
 from fedtail.federate.operate.processes import flower_environment, free_port, supernode_command
-from fedtail.federate.site import worker_client
 from fedtail.federate.site.identity import read_identity
 from fedtail.files import is_locked, write_atomically
 
@@ -58,8 +57,6 @@ class SiteService:
     """Seconds between looks at the client."""
     stale = 60.0
     """Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
-    answer = 120.0
-    """For so long a message may have no answer although nothing works on it: it takes a moment to fetch and to send."""
     grace = 30.0
     """For so long a server that can be reached again may be found by the SuperNode itself."""
     pauses = (5.0, 5.0, 10.0, 10.0, 15.0, 15.0, 30.0, 60.0)
@@ -75,8 +72,7 @@ class SiteService:
         split_address("server", self.address)
         self.health = Health(identity.name, self.address)
         self.stopping = threading.Event()
-        self.contact, self.waiting = self.folder / CONTACT, self.folder / WAITING
-        self.busy = 0.0  # when the worker was last seen at work on a message
+        self.contact = self.folder / CONTACT
 
     def run(self) -> None:
         """Keep the client at work until told to stop."""
@@ -122,9 +118,8 @@ class SiteService:
         while not self.stopping.wait(self.look):
             if (code := process.poll()) is not None:
                 return f"the SuperNode exited with code {code}"
-            if (waits := self.unanswered()) > self.answer:
-                return f"a message has had no answer for {waits:.0f} s, and nothing works on it"
-            self.health.contact = changed(self.contact)
+            with contextlib.suppress(OSError):  # none yet
+                self.health.contact = self.contact.stat().st_mtime
             silent = time.time() - max(self.health.contact, self.health.started)
             state, fault = "connected" if self.health.contact >= self.health.started else "starting", ""
             if silent > self.stale:
@@ -138,13 +133,6 @@ class SiteService:
             self.tell(state, fault)
         return "stopped"
 
-    def unanswered(self) -> float:
-        """For how many seconds a message has had no answer, although nothing works on it; 0 where there is none."""
-        if is_locked(self.folder / worker_client.ASKING):
-            self.busy = time.time()
-        since = changed(self.waiting)
-        return time.time() - max(since, self.busy) if since else 0.0
-
     def tell(self, state: str, detail: str = "") -> None:
         self.health.state, self.health.detail, self.health.time = state, detail, time.time()
         with contextlib.suppress(OSError):  # a full disk is no reason to end
@@ -155,13 +143,6 @@ def log(line: str) -> None:
     """Say a line with the time; a full disk is no reason to end."""
     with contextlib.suppress(OSError):
         os.write(1, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
-
-
-def changed(file: Path) -> float:
-    """Return when a file was last touched; 0 where there is none."""
-    with contextlib.suppress(OSError):
-        return file.stat().st_mtime
-    return 0.0
 
 
 def check(file: Path) -> None:

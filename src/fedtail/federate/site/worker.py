@@ -1,6 +1,6 @@
 """The site's worker: stays alive over rounds, so that torch is imported and data read once.
 
-Started on demand by the light app that Flower runs for every message, or by hand: ``fedtail site worker site.toml``.
+Started on demand by the first message, or by hand: ``fedtail site worker site.toml``.
 It ends when idle, when told to (SIGTERM), after a message that left it too large, or when a new run finds its files
 changed; the next message starts it again. Method state lives on disk, so nothing is lost.
 """

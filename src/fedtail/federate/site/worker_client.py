@@ -1,7 +1,7 @@
 """Hand a message to the site's worker; start one where there is none. Standard library only.
 
-Flower starts a process for every message, and importing torch there would cost seconds each time. So that process
-only passes bytes on to a worker that stays alive over rounds: started on demand, started again if it died.
+Whoever gets a message, a SuperNode or the process that a plain one starts for it, only passes bytes on to a worker that
+stays alive over rounds: started on demand, started again if it died.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pathlib import Path
 from . import frames
 
 START_SECONDS = 180.0
-ASKING = "asking.lock"
-"""Beside ``site.toml``: locked while the worker is asked, so that the site's service sees that somebody works."""
 LOG_BYTES = 5_000_000
 WORKER = ("-m", "fedtail", "site", "worker")
 """The command of fedtail's, after the interpreter, that serves a site."""
@@ -36,11 +34,9 @@ def ask(site_file: str | Path, parts: dict[str, bytes]) -> dict[str, bytes]:
         raise WorkerError(f"site configuration {str(path)!r} does not exist; check node-config site=...")
     for attempt in (1, 2):
         try:
-            with path.with_name(ASKING).open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)
-                with connect(path) as connection:
-                    frames.send(connection, parts)
-                    return frames.receive(connection)
+            with connect(path) as connection:
+                frames.send(connection, parts)
+                return frames.receive(connection)
         except (ConnectionError, OSError) as error:
             if attempt == 2:
                 code = error.errno or 0
