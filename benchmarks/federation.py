@@ -34,6 +34,7 @@ from fedtail.federate.operate.processes import free_port
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import open_site
 from fedtail.runs.config import changed, check_config, load_config
 from fedtail.runs.execution import run
 from fedtail.runs.record import read_history, read_timings
@@ -97,7 +98,7 @@ def simulated(settings: Settings, deployment: Deployment) -> Ran:
 
 
 def in_process(settings: Settings, deployment: Deployment) -> Ran:
-    sites = [load_site(deployment.site(name) / "site.toml").open_site() for name in deployment.sites]
+    sites = [open_site(load_site(deployment.site(name) / "site.toml")) for name in deployment.sites]
     began = time.process_time()
     transport = InProcess({k: site.handle for k, site in enumerate(sites)})
     return federate(settings, transport, deployment.sites).folder or Path(), time.process_time() - began

@@ -15,6 +15,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import open_site
 from fedtail.report import load_run, write_report
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
@@ -83,7 +84,7 @@ def sites(files: Path, policy: str) -> InProcess:
         folder.mkdir(exist_ok=True)
         data = f'[data]\nkind = "slice"\nconfig = "{files}/config.toml"\nclient = {k}\n'
         (folder / "site.toml").write_text(f'[site]\nname = "site{k}"\n{data}[policy]\ntrust = "server"\n{policy}')
-        handles[k] = load_site(folder / "site.toml").open_site().handle
+        handles[k] = open_site(load_site(folder / "site.toml")).handle
     return InProcess(handles)
 
 

@@ -17,7 +17,7 @@ from fedtail.federate.protocol.transport import Errors, InProcess, Phase, Take
 from fedtail.federate.protocol.wire import Parts, size_of
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
-from fedtail.federate.site.site import Site
+from fedtail.federate.site.site import Site, open_site
 from fedtail.models.encoders.opening import open_encoder
 from fedtail.runs import encoding
 from fedtail.runs.config import changed, check_config
@@ -78,7 +78,7 @@ def open_sites(root: Path, data: Mapping[str, str], policy: str = ALLOW) -> dict
         (root / name).mkdir(exist_ok=True)
         rules = f'[policy]\ntrust = "server"\n{policy}\n'
         (root / name / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data[name]}\n{rules}')
-        out[k] = load_site(root / name / "site.toml").open_site()
+        out[k] = open_site(load_site(root / name / "site.toml"))
     return out
 
 

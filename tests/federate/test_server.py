@@ -20,6 +20,7 @@ from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.protocol.wire import Parts, pack, unpack
 from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import open_site
 from fedtail.runs.config import changed, check_config
 from fedtail.runs.execution import run
 from fedtail.version import VERSION
@@ -36,7 +37,7 @@ def sites(root: Path, data: dict[str, str], policy: str = "", names: tuple[str, 
         (folder / "site.toml").write_text(
             f'[site]\nname = "{name}"\n[data]\n{data[name]}\n[policy]\ntrust = "server"\n{policy}\n'
         )
-        handles[k] = load_site(folder / "site.toml").open_site().handle
+        handles[k] = open_site(load_site(folder / "site.toml")).handle
     return InProcess(handles)
 
 

@@ -24,6 +24,7 @@ from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.protocol.wire import META, Parcel, Parts, pack, unpack
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import open_site
 from fedtail.runs.config import check_config
 
 NAMES = ("north", "east", "south", "west")
@@ -72,7 +73,7 @@ def run_with(
         data = f'kind = "table"\npath = "{tables}/{name}.csv"\nschema = "{tables}/schema.toml"'
         rules = '[policy]\ntrust = "server"\n'
         (folder / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data}\n{rules}')
-        handles[k] = load_site(folder / "site.toml").open_site().handle
+        handles[k] = open_site(load_site(folder / "site.toml")).handle
     honest = handles[hostile]
     handles[hostile] = lambda phase, parts: lie(phase, honest(phase, parts))
     raw = {

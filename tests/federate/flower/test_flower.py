@@ -41,6 +41,7 @@ from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import open_site
 from fedtail.federate.site.worker_client import WORKER
 from fedtail.report import load_run, write_report
 from fedtail.rounds.race import LRS
@@ -169,7 +170,7 @@ class Liar:
 @contextmanager
 def lying_worker(site_file: Path, lie: Callable[[int, Parts], Parts]) -> Iterator[None]:
     """Take the place of a site's worker: honest answers, except that ``lie`` may change those to ``train``."""
-    site = load_site(site_file).open_site()
+    site = open_site(load_site(site_file))
     address = frames.socket_path(site_file)
     for process in processes.find(site_file.parents[2]):
         if " ".join(WORKER) in process.command and str(site_file) in process.command:

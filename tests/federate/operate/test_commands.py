@@ -36,7 +36,7 @@ def test_the_generated_site_unit_and_instructions_run_the_service_of_the_folder(
     assert through_systemd(line.removeprefix("ExecStart=")) == wanted
     (by_hand,) = [x for x in (folder / "README.md").read_text().splitlines() if "Manually: `" in x]
     assert shlex.split(by_hand.split("`")[1]) == wanted
-    assert load_site(folder / "site.toml").identity.server == deployment.public
+    assert load_site(folder / "site.toml").server == deployment.public
 
 
 @pytest.mark.parametrize("name", ['a"b', "a$b", "a%b", "a`b", "a\nb", "a\\b", "a\u2028b"])

@@ -133,7 +133,7 @@ def test_the_service_is_light(site: Path) -> None:
 def test_a_site_file_that_the_worker_would_refuse_is_refused_at_the_start(site: Path) -> None:
     (site / "site.toml").write_text((site / "site.toml").read_text().replace("[policy]", "[policy]\nmetods = 1"))
     with pytest.raises(FedtailError, match="metods"):
-        SiteService(site).run()
+        SiteService(site)
 
 
 class Served:

@@ -33,7 +33,7 @@ from fedtail.federate.protocol.transport import Errors, Take, is_parts, split_ph
 from fedtail.federate.protocol.wire import Parts, error_parts
 from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
-from fedtail.federate.site.site import Site, code_of
+from fedtail.federate.site.site import Site, code_of, open_site
 from fedtail.federate.status import Status, follow
 from fedtail.rounds.acceptance import least
 from fedtail.runs.config import load_config
@@ -90,7 +90,7 @@ class FedtailExecutor(Executor):
         if self._site is None:
             config = load_site(self.site_file.format(name=name))
             torch.set_num_threads(config.worker.threads)
-            self._site = config.open_site()
+            self._site = open_site(config)
         return self._site
 
 

@@ -21,6 +21,7 @@ from fedtail.federate.operate.runs import where
 from fedtail.federate.protocol.agreement import read_roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.ledger import Ledger
+from fedtail.federate.site.own import open_data
 from fedtail.models.device import check_device
 from fedtail.version import VERSION
 
@@ -63,7 +64,7 @@ def examine_site(file: str | Path, address: str = "") -> list[Finding]:
 
     def data() -> str:
         Ledger(config.folder)
-        schema = config.open_data().schema()
+        schema = open_data(config).schema()
         return f"{schema['kind']}, {len(schema['classes'])} classes ({', '.join(map(str, schema['classes'][:6]))})"
 
     out = [check_software(), *check_key(config.folder, config.name)]

@@ -21,7 +21,7 @@ from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import write_rosters, write_site
 from fedtail.federate.protocol.agreement import Roster, read_roster
-from fedtail.federate.site.identity import read_identity
+from fedtail.federate.site.config import load_site
 from fedtail.runs.config import load_config
 
 
@@ -104,7 +104,7 @@ def remove_site(deployment: Deployment, name: str) -> Deployment:
 def own_key(folder: Path, *, new: bool = False) -> tuple[str, Roster | None]:
     """Return, at a site, the line of its public key and its list of sites. A site without a key makes one here; a new
     one takes the old one's place on the list. The server and the other sites must be given the line."""
-    name, listed = read_identity(folder / "site.toml").name, folder / "sites.pub"
+    name, listed = load_site(folder / "site.toml").name, folder / "sites.pub"
     if new or not (folder / "site.key").is_file():
         for old in ("site.key", "site.pub"):
             (folder / old).unlink(missing_ok=True)

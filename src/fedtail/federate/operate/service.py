@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -19,7 +18,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import CONTACT, SITE
 from fedtail.federate.operate.processes import flower_environment, free_port, supernode_command
-from fedtail.federate.site.identity import read_identity
+from fedtail.federate.site.config import load_site
 from fedtail.files import is_locked, write_atomically
 
 
@@ -65,19 +63,18 @@ class SiteService:
 
     def __init__(self, folder: Path, server: str = "") -> None:
         self.folder, file = folder.resolve(), folder / "site.toml"
-        identity = read_identity(file)
-        self.address = server or identity.server
+        config = load_site(file)
+        self.address = server or config.server
         if not self.address:
             raise FedtailError(f"{str(file)!r}: [site] has no server; add server = 'host:port', or use --server")
         split_address("server", self.address)
-        self.health = Health(identity.name, self.address)
+        self.health = Health(config.name, self.address)
         self.stopping = threading.Event()
         self.contact = self.folder / CONTACT
 
     def run(self) -> None:
         """Keep the client at work until told to stop."""
         with alone(self.folder):
-            check(self.folder / "site.toml")
             log(f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.address}")
             idle = 0
             while True:
@@ -145,18 +142,6 @@ def log(line: str) -> None:
         os.write(1, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
 
 
-def check(file: Path) -> None:
-    """Refuse a ``site.toml`` that the worker would refuse, in a process of its own, which takes torch away with it."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
-        apart.submit(_load, file).result()
-
-
-def _load(file: Path) -> None:
-    from fedtail.federate.site.config import load_site
-
-    load_site(file)
-
-
 def tls_fault(address: str, ca: Path, timeout: float = 5.0) -> str:
     """Return why no TLS connection to the server can be made; empty if one can."""
     host, port = split_address("server", address)
@@ -191,8 +176,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 def read_health(folder: Path) -> Health:
     """Return a site's health; ``down`` where no service runs."""
-    identity, file = read_identity(folder / "site.toml"), folder / "health.json"
-    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(identity.name, identity.server)
+    config, file = load_site(folder / "site.toml"), folder / "health.json"
+    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(config.name, config.server)
     if not is_locked(folder / "service.lock"):
         known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
     return known

@@ -1,21 +1,21 @@
-"""A site's own rules: what it takes part in. They live in the site's configuration and never leave it."""
+"""A site's own rules: what it takes part in. They live in the site's configuration and never leave it.
+
+Read without torch, which what is forbidden needs only where it is looked at.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from fedtail.core.privacy import gaussian_epsilon
-from fedtail.core.records import Task
 from fedtail.federate.protocol.faults import CodedError
-from fedtail.federate.protocol.job import Job
-from fedtail.models.encoders.opening import is_registered
 from fedtail.registry import is_own
 from fedtail.settings import Section
+
+if TYPE_CHECKING:
+    from fedtail.federate.protocol.job import Job
 
 TRUST = ("server", "blind", "private")
 """From the least to the most that a site asks for."""
@@ -26,8 +26,6 @@ OWN_CODE = (
     ("metric", "run", "metric"),
 )
 """What a document may name that a site would have to import, and where."""
-LONGEST_EPOCH = 16
-"""Times the classes times the samples: no epoch is longer."""
 
 
 class PolicyError(CodedError):
@@ -104,6 +102,8 @@ class Policy(Section):
 
     def check_encoder(self, name: str) -> None:
         """Raise ``PolicyError`` for an encoder that may not be opened here."""
+        from fedtail.models.encoders.opening import is_registered
+
         if name in self.encoders or (not self.encoders and is_registered(name)):
             return
         allowed = ", ".join(self.encoders) or "those of installed packages"
@@ -120,20 +120,11 @@ class Policy(Section):
 
     def check_epsilon(self, releases: dict[float, int]) -> None:
         """Raise if noisy answers, noise multiplier -> how many, cost more than is allowed."""
+        from fedtail.core.privacy import gaussian_epsilon
+
         if self.max_epsilon and (spent := gaussian_epsilon(releases, self.delta)) > self.max_epsilon:
             raise PolicyError(
                 "policy-limit",
                 f"with this answer epsilon would be {spent:.3g}, above policy.max_epsilon = {self.max_epsilon:g} at "
                 f"delta {self.delta:g}",
             )
-
-
-def check_rates(counts: np.ndarray, task: Task) -> None:
-    """Raise unless an epoch at the rates of a task has a sane length: a rate of 20 would repeat a rare row for ever."""
-    rates, there = task.probes["rate"], counts[counts > 0].astype(np.float64)
-    with np.errstate(over="ignore"):
-        longest = float((there * (there.max(initial=1) / there) ** np.abs(rates).max()).sum())
-    if not ((rates >= 0) & np.isfinite(rates)).all() or not longest <= LONGEST_EPOCH * len(there) * there.sum():
-        raise CodedError("policy-training", f"the run asks for resampling rates up to {float(np.max(rates)):g}")
-    if not all(0 <= lr < math.inf for lr in (task.lr, *np.ravel(task.probes.get("lr", ())).tolist())):
-        raise CodedError("policy-training", f"the run asks for a learning rate of {task.lr:g}")

@@ -3,7 +3,8 @@ that the same files give the same model there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ from fedtail.data.tables.sketch import numbers_of
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.site.config import SiteConfig
+from fedtail.federate.site.prepared import FederationSlice, SiteData
+from fedtail.runs.build import build_federation, load_pooled
+from fedtail.runs.config import load_config
 from fedtail.runs.judged import Judged, judge
 from fedtail.runs.saved import SavedModel
 
@@ -160,3 +165,50 @@ def check_declared(told: TableSchema, own: TableSchema) -> None:
     there, here = ([(c.name, c.kind, c.levels, c.buckets, c.marks) for c in s.columns] for s in (told, own))
     if not told.fitted or there != here:
         raise CodedError("data", "the server's schema is not the one this site agreed to")
+
+
+# -- what ``site.toml`` names --------------------------------------------------------------------------------------
+
+
+def open_slice(config: Path, client: int) -> FederationSlice:
+    """Client ``client`` of the data set a fedtail config names: for rehearsals, where no site has data of its own."""
+    settings = load_config(config)
+    pooled = load_pooled(settings)
+    federation = build_federation(settings, pooled)
+    if not 0 <= client < federation.n_clients:
+        raise FedtailError(f"data.client = {client} is outside 0..{federation.n_clients - 1} of {str(config)!r}")
+    return FederationSlice(federation, client, pooled.model, pooled.model_options)
+
+
+KINDS: dict[str, Callable[..., SiteData]] = {"table": TableSite, "images": ImageSite, "slice": open_slice}
+
+
+def open_data(config: SiteConfig) -> SiteData:
+    """Load a site's data; one clear line if they cannot be read."""
+    section = dict(config.data)
+    kind = section.pop("kind", "table")
+    if kind not in KINDS:
+        raise one_of("data.kind", kind, KINDS)
+    allowed = list(inspect.signature(KINDS[kind]).parameters)
+    for key in section:
+        if key not in allowed:
+            raise one_of(f"key of [data] with kind = {kind!r}", key, allowed)
+    for key in ("path", "schema", "config", "new"):
+        if key in section:
+            section[key] = config.folder / section[key]
+    try:
+        return KINDS[kind](**section)
+    except TypeError as error:
+        raise FedtailError(f"{str(config.file)!r}: [data] with kind = {kind!r}: {error}") from None
+
+
+def stamp(config: SiteConfig) -> tuple[object, ...]:
+    """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
+    named = [config.folder / str(config.data[key]) for key in ("path", "schema", "new") if key in config.data]
+    files = [config.file, config.folder / "sites.pub", *named]
+    files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
+    times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)
+    if "config" not in config.data:
+        return times
+    settings = load_config(config.folder / config.data["config"])  # of which a rehearsal's site uses the data only
+    return (*times, repr(settings.data), settings.data_seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +21,12 @@ import numpy as np
 import torch
 
 from fedtail.core.decisions import Decision, SiteGoal
+from fedtail.core.records import Task
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.faults import CODES, CodedError, clean
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import WireError, open_json
-from fedtail.federate.protocol.policy import Policy, check_rates
+from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import AGREED, Phase
 from fedtail.federate.protocol.wire import (
     META,
@@ -38,10 +40,13 @@ from fedtail.federate.protocol.wire import (
     unpack_candidates,
     unpack_task,
 )
+from fedtail.federate.site.config import SiteConfig
 from fedtail.federate.site.ledger import Ledger
+from fedtail.federate.site.own import open_data
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.federate.site.worker_client import rotate
 from fedtail.federate.statistics import tell
+from fedtail.models.device import check_device
 from fedtail.models.encoders.base import Encoding
 from fedtail.models.encoders.opening import default_encoder, named, open_encoder
 from fedtail.rounds.evaluation import count_candidates
@@ -186,6 +191,12 @@ class Site:
         return self._prepared
 
 
+def open_site(config: SiteConfig) -> Site:
+    """The site of a ``site.toml``; a device that is not there is noticed here, before round 0."""
+    check_device("worker.device", config.worker.device)
+    return Site(config.name, open_data(config), config.policy, config.folder, config.worker.device)
+
+
 def rehearses(data: SiteData) -> bool:
     """Whether a site's rows are nobody's."""
     return bool(data.schema()["kind"] == "slice")
@@ -195,6 +206,21 @@ def need_trust(policy: Policy, data: SiteData) -> None:
     """Raise unless a site trusts the server with its rows."""
     if not rehearses(data):
         policy.check_trust("server")
+
+
+LONGEST_EPOCH = 16
+"""Times the classes times the samples: no epoch is longer."""
+
+
+def check_rates(counts: np.ndarray, task: Task) -> None:
+    """Raise unless an epoch at the rates of a task has a sane length: a rate of 20 would repeat a rare row for ever."""
+    rates, there = task.probes["rate"], counts[counts > 0].astype(np.float64)
+    with np.errstate(over="ignore"):
+        longest = float((there * (there.max(initial=1) / there) ** np.abs(rates).max()).sum())
+    if not ((rates >= 0) & np.isfinite(rates)).all() or not longest <= LONGEST_EPOCH * len(there) * there.sum():
+        raise CodedError("policy-training", f"the run asks for resampling rates up to {float(np.max(rates)):g}")
+    if not all(0 <= lr < math.inf for lr in (task.lr, *np.ravel(task.probes.get("lr", ())).tolist())):
+        raise CodedError("policy-training", f"the run asks for a learning rate of {task.lr:g}")
 
 
 def check_vector(here: Prepared, x: torch.Tensor) -> None:

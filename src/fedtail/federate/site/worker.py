@@ -24,7 +24,8 @@ from fedtail.federate.protocol.transport import Phase, split_phase
 from fedtail.federate.protocol.wire import Parts, error_parts
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import SiteConfig, load_site
-from fedtail.federate.site.site import Site
+from fedtail.federate.site.own import stamp
+from fedtail.federate.site.site import Site, open_site
 
 MEGABYTE = 1 << 20
 FIRST = (Phase.HELLO, Phase.OFFER, Phase.BEGIN)
@@ -49,7 +50,7 @@ def serve(config: SiteConfig) -> str:
     """Answer messages until there is a reason to end; returns the reason."""
     torch.set_num_threads(config.worker.threads)
     limit_memory(2 * config.worker.memory_mb)
-    stamp, site = config.stamp(), config.open_site()
+    begun, site = stamp(config), open_site(config)
     address = frames.socket_path(config.file)
     listener = claim(address)
     if listener is None:
@@ -68,7 +69,7 @@ def serve(config: SiteConfig) -> str:
             with connection:
                 parts = receive(connection)
                 phase, parts = split_phase(parts)
-                if phase in FIRST and config.stamp() != stamp:
+                if phase in FIRST and stamp(config) != begun:
                     listener.close()  # before the peer hears of it: its next try must find nobody, and start anew
                     address.unlink(missing_ok=True)
                     return "configuration or data changed"
