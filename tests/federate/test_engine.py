@@ -107,7 +107,8 @@ def remote(federation: Federation, transport: object = None, method: str = "fedc
     wires = transport or InProcess({k: s.handle for k, s in sites(federation).items()})
     quorum = more.pop("quorum", 1.0)
     job = job_for(federation, method)
-    return RemoteEngine(wires, job, federation.sizes, quorum=quorum, test=federation.test, **more)
+    held = [len(federation.client(k).validation) for k in range(K)]
+    return RemoteEngine(wires, job, federation.sizes, held, quorum=quorum, test=federation.test, **more)
 
 
 @pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])
@@ -211,7 +212,7 @@ def long_report(parcel: Parcel) -> Parcel:
 class Faulty:
     """An in-process transport on which client 1 misbehaves in round 1."""
 
-    name, n_clients = "faulty", K
+    name = "faulty"
 
     def __init__(self, federation: Federation, fault: str) -> None:
         self.inner = InProcess({k: s.handle for k, s in sites(federation).items()})
@@ -238,8 +239,6 @@ class Faulty:
         for client, parts in reversed(replies.items()):
             take(client, parts)
         return errors
-
-    def close(self) -> None: ...
 
 
 FAULTS = {

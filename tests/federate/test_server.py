@@ -197,8 +197,6 @@ class Away(InProcess):
         errors = super().exchange(phase, {k: v for k, v in payloads.items() if k not in self.away}, timeout, take)
         return {**errors, **{k: "the site is offline" for k in payloads if k in self.away}}
 
-    def close(self) -> None: ...
-
 
 def test_a_run_begins_with_all_sites_and_goes_on_with_a_quorum_of_them(tables: Path) -> None:
     transport = Away(sites(tables, table_data(tables)), set())

@@ -195,7 +195,8 @@ def _federates(method: Method, federation: Federation, folder: Path) -> str:
     for k in range(federation.n_clients):
         (home := folder / f"site {k}").mkdir(parents=True)
         sites[k] = Site(home.name, FederationSlice(federation, k), policy, home).handle
-    engine = RemoteEngine(InProcess(sites), job, federation.sizes, test=federation.test)
+    held = [len(federation.client(k).validation) for k in range(federation.n_clients)]
+    engine = RemoteEngine(InProcess(sites), job, federation.sizes, held, test=federation.test)
     module = job.build_model(seed=3)
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     rates = RATES.build("uniform", federation.n_clients)

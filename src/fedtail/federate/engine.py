@@ -52,15 +52,15 @@ class RemoteEngine:
     transport: Transport
     job: Job
     sizes: np.ndarray
-    """(K,) training samples per client, from the handshake."""
+    """(K,) training samples per client, from the handshake ..."""
+    validation_sizes: Sequence[int]
+    """... and validation samples."""
     timeout: float | None = 600.0
     """Seconds to wait for the replies of one exchange."""
     quorum: float = 1.0
     """Least share of the asked clients that must answer a validation."""
     test: Samples | None = None
     """The server's own test set; without one, tests are pooled over the sites' test splits."""
-    validation_sizes: Sequence[int] | None = None
-    """(K,) validation samples per client, from the handshake; None if not known."""
     real: bool = False
     """Whether sites may be hostile, and so count for no more than a fair share of the validation samples they claim."""
     takes_rivals = True
@@ -84,7 +84,7 @@ class RemoteEngine:
     ) -> tuple[dict[int, T], list[Refusal]]:
         """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
         answers = exchange(self.transport, phase, parcels, read, self.timeout, budget)
-        self.traffic.add(answers)
+        self.traffic += answers.traffic
         return answers.good, [Refusal(k, self.round, str(why), why.code) for k, why in answers.reasons.items()]
 
     def _ask(
@@ -175,7 +175,7 @@ class RemoteEngine:
 
         def read(client: int, parcel: Parcel) -> np.ndarray:
             """Every candidate is counted on the same samples, as many as the handshake says."""
-            counts = read_counts(parcel, "counts", shape)
+            counts = read_counts(parcel, "counts")
             self._check_total(client, "validation", counts[:, 1:].sum(axis=-1))
             if (counts[:, 0] > counts[:, 1:].min(axis=1)).any():
                 raise WireError("more samples right than there are", "out-of-range")
@@ -200,7 +200,7 @@ class RemoteEngine:
             splits, n = ["test", "validation"] if split == "test" else [split], self.job.n_classes
 
             def read(client: int, parcel: Parcel) -> list[np.ndarray]:
-                found = [read_counts(parcel, name, (n, n)) for name in splits]
+                found = [read_counts(parcel, name) for name in splits]
                 for name, counts in zip(splits, found, strict=True):
                     self._check_total(client, name, counts.sum(keepdims=True))
                 return found
@@ -227,7 +227,7 @@ class RemoteEngine:
             return Parcel({"split": split, "decision": rules.at(client).to_json()}, {"x": x})
 
         def read(client: int, parcel: Parcel) -> Scores:
-            found = Scores(**{name: read_counts(parcel, name, part.shape) for name, part in none.items()})
+            found = Scores(**{name: read_counts(parcel, name) for name in none})
             self._check_total(client, split, np.array([found.confusion.sum(), *found.bins.sum(axis=(1, 2)), found.n]))
             most = max(found.sums.max(), found.tempered.max())
             if (found.cells[1] > found.cells[0]).any() or most > 128 * ONE * found.n:
@@ -252,26 +252,20 @@ class RemoteEngine:
 
     def _check_total(self, client: int, split: str, totals: np.ndarray) -> None:
         """The samples of a split are as many as agreed in the handshake or, for tests, as many as the first time."""
-        if split == "validation" and self.validation_sizes is None:
-            return
         first = int(totals.flat[0]) if totals.size else 0
-        if split == "validation":
-            assert self.validation_sizes is not None
-            agreed = int(self.validation_sizes[client])
-        else:
-            agreed = self._test_sizes.setdefault(client, first)
+        held = split == "validation"
+        agreed = int(self.validation_sizes[client]) if held else self._test_sizes.setdefault(client, first)
         if (totals != agreed).any():
             raise WireError(f"counts of {first} samples of its {split} split, which has {agreed}", "changed")
 
     def _fair_sum(self, counts: Mapping[int, np.ndarray]) -> np.ndarray:
         """The sum, to which nobody adds more than a fair share of the samples: their number is what a site says."""
-        held = self.validation_sizes
-        if held is not None and self.real:
-            sizes = np.array([held[k] for k in counts], dtype=np.float64)
+        if self.real:
+            sizes = np.array([self.validation_sizes[k] for k in counts], dtype=np.float64)
             kept = capped(sizes, fair_share(int((sizes > 0).sum())))
             scale = dict(zip(counts, kept / np.maximum(sizes, 1), strict=True))
             small = {k: np.floor(v * scale[k]).astype(np.int64) for k, v in counts.items() if scale[k] < 1 - 1e-9}
-            counts = {**counts, **{k: v for k, v in small.items() if held[k]}}
+            counts = {**counts, **{k: v for k, v in small.items() if self.validation_sizes[k]}}
         return np.asarray(np.sum(list(counts.values()), axis=0))
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -295,7 +289,7 @@ class RemoteEngine:
         return {"engine": self.transport.name, "path": "remote", "device": "sites", "trust": "server"}
 
     def close(self) -> None:
-        self.transport.close()
+        """The transport belongs to whoever made it."""
 
 
 def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int) -> Update:
@@ -317,11 +311,9 @@ def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int)
     return update
 
 
-def read_counts(parcel: Parcel, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Counts of the expected shape, none of them negative; ``WireError`` otherwise."""
-    if name not in parcel.tensors:
-        raise WireError(f"malformed reply: it has no {name!r}")
-    counts = parcel.tensors[name]
-    if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
-        raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
+def read_counts(parcel: Parcel, name: str) -> np.ndarray:
+    """Counts, whose shape their budget has checked, and none of which is negative; ``WireError`` otherwise."""
+    counts = parcel.tensors.get(name)
+    if counts is None or bool((counts < 0).any()):
+        raise WireError(f"malformed counts: no {name!r}, or negative ones")
     return counts.numpy()

@@ -46,11 +46,10 @@ class Relay:
         transport: Transport,
         names: Sequence[str],
         timeout: float,
-        patience: float = PATIENCE,
         on_wait: OnWait | None = None,
     ) -> None:
         """on_wait: told whom an exchange waits for and why, and nothing once it goes on."""
-        self.transport, self.names, self.timeout, self.patience = transport, list(names), timeout, patience
+        self.transport, self.names, self.timeout = transport, list(names), timeout
         self.on_wait = on_wait or (lambda line: None)
         self.traffic = Traffic()
 
@@ -62,10 +61,10 @@ class Relay:
         while missing := {k: parcels[k] for k in parcels if k not in found}:
             answers = exchange(self.transport, phase, missing, read, self.timeout, budget)
             found |= answers.good
-            self.traffic.add(answers)
+            self.traffic += answers.traffic
             final = {k: reason for k, reason in answers.reasons.items() if reason.code not in PASSING}
             waited = time.monotonic() - began
-            if final or (answers.reasons and waited > self.patience):
+            if final or (answers.reasons and waited > PATIENCE):
                 stopped = "; ".join(f"{self.names[k]}: {v}" for k, v in sorted((final or answers.reasons).items()))
                 raise FedtailError(f"the run cannot go on without all of its sites ({stopped})")
             if answers.reasons:
@@ -74,7 +73,7 @@ class Relay:
                     log.warning("%s: waiting for %s", phase, line)
                     self.on_wait(line)
                 told = line
-                time.sleep(min(PAUSE, max(self.patience - waited, 0.0)))
+                time.sleep(min(PAUSE, max(PATIENCE - waited, 0.0)))
         if told:
             self.on_wait("")
         return dict(sorted(found.items()))

@@ -67,7 +67,7 @@ def federate(
         test = load_pooled(config).test
         test = test if job.encoding is None else encode_samples(test, Encoding.from_dict(schema["encoder"]))
     timeout, quorum = config.deploy.timeout, config.run.quorum
-    engine = RemoteEngine(transport, job, np.array(terms.sizes), timeout, quorum, test, terms.validation_sizes, real)
+    engine = RemoteEngine(transport, job, np.array(terms.sizes), terms.validation_sizes, timeout, quorum, test, real)
     engine.model.load(FlatModel(job.build_model(config.run.seed)).vector)
     method = job.build_method()
     if method.traits.needs_auxiliary:

@@ -66,9 +66,6 @@ class Wires(InProcess):
                 take(k, reply)
         return errors
 
-    def close(self) -> None:
-        """Sites stay, for a server that comes back."""
-
 
 def make_folders(root: Path, names: list[str]) -> None:
     """A key for each site, and the list of all of them in each folder."""

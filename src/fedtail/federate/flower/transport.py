@@ -56,7 +56,6 @@ class FlowerTransport:
         self, grid: Any, nodes: Mapping[int, int], poll: float = POLL_SECONDS, keys: Mapping[int, bytes] | None = None
     ) -> None:
         self.grid, self.nodes, self.poll, self.keys = grid, dict(nodes), poll, dict(keys or {})
-        self.n_clients = len(keys or nodes)
         self._count = 0
 
     def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
@@ -106,9 +105,6 @@ class FlowerTransport:
                 errors[client] = f"malformed reply ({type(error).__name__})"
             else:
                 take(client, parts)
-
-    def close(self) -> None:
-        """The grid belongs to Flower, which closes it."""
 
 
 @contextlib.contextmanager

@@ -156,7 +156,6 @@ class NVFlareTransport:
 
     def __init__(self, controller: Any, fl_ctx: FLContext, abort: Signal, names: Sequence[str]) -> None:
         self.controller, self.fl_ctx, self.abort, self.names = controller, fl_ctx, abort, list(names)
-        self.n_clients = len(names)
 
     def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
         arrived: queue.SimpleQueue[tuple[int, Parts]] = queue.SimpleQueue()
@@ -198,6 +197,3 @@ class NVFlareTransport:
             if pending:
                 time.sleep(0.05)
         return errors
-
-    def close(self) -> None:
-        """The controller belongs to NVFlare, which ends it."""

@@ -1,9 +1,8 @@
-"""Before round 0: who is there, with which software and clock, and do all sites mean the same data?"""
+"""Before round 0: who is there, with which software, and do all sites mean the same data?"""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.faults import CODES, clean
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.limits import Budget, WireError, real, whole
+from fedtail.federate.protocol.limits import Budget, WireError, whole
 from fedtail.federate.protocol.transport import Phase, Transport, exchange
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.settings import ModelSettings
@@ -19,11 +18,9 @@ from fedtail.version import VERSION
 
 HELLO = Budget(meta=1 << 23, items=1 << 18)
 """A schema of thousands of columns, with their words."""
-CLOCK_SECONDS = 120.0
-"""Signed requests and certificates need clocks that agree about this well."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hello:
     """A site's answer to the handshake."""
 
@@ -33,8 +30,6 @@ class Hello:
     """What its data are; empty where the site does not trust the server with them."""
     version: str
     """Of fedtail."""
-    clock_offset: float
-    """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
     n_train: int = 0
     n_validation: int = 0
 
@@ -54,7 +49,6 @@ def say_hello(
     if model is not None:
         meta["model"] = model.model_dump()
     parcels = {k: Parcel({**meta, "client": k}) for k in clients}
-    began = time.time()
 
     def read(client: int, parcel: Parcel) -> Hello:
         said = parcel.meta
@@ -63,16 +57,11 @@ def say_hello(
             site=clean(said.get("site")),
             schema=read_schema(said["schema"]) if "schema" in said else {},
             version=clean(said.get("version", "?"), 40),
-            clock_offset=real(said.get("clock"), "clock") - began,
             n_train=whole(said.get("n_train", 0), 0 if job is None else 1, MOST, "n_train"),
             n_validation=whole(said.get("n_validation", 0), 0, MOST, "n_validation"),
         )
 
     answers = exchange(transport, Phase.HELLO, parcels, read, timeout, HELLO)
-    took = time.time() - began
-    for hello in answers.good.values():
-        late = hello.clock_offset  # after the question; the answer may have taken all the time there was
-        hello.clock_offset = 0.0 if 0 <= late <= took else min(late, late - took, key=abs)
     return answers.good, dict(answers.reasons)
 
 
@@ -89,13 +78,11 @@ def read_schema(told: Any) -> dict[str, Any]:
 
 
 def faults_of(hello: Hello, name: str, agreed: Mapping[str, Any], whose: str) -> Iterator[str]:
-    """What keeps a site from taking part: its name, version, clock, or data that are not as ``agreed``."""
+    """What keeps a site from taking part: its name, version, or data that are not as ``agreed``."""
     if hello.site != name:
         yield f"its site.toml says it is {hello.site!r}; give each site its own folder"
     if hello.version.split(".")[:2] != VERSION.split(".")[:2]:
         yield f"runs fedtail {hello.version}, the server {VERSION}; install the same everywhere"
-    if abs(hello.clock_offset) > CLOCK_SECONDS:
-        yield f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP"
     if not hello.schema:
         yield CODES["policy-trust"]
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeGuard, TypeVar
+from typing import Generic, Protocol, TypeGuard, TypeVar
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.faults import Fault, clean, from_site, log
@@ -63,7 +63,6 @@ class Transport(Protocol):
     """Clients are numbered 0..K-1; which node is which client is the adapter's business."""
 
     name: str
-    n_clients: int
 
     def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
         """Send every payload to its client and wait for the replies, at most ``timeout`` seconds.
@@ -74,8 +73,6 @@ class Transport(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
-
 
 class InProcess:
     """Sites in this process, asked one after another. Messages still go through bytes, as on a wire."""
@@ -84,7 +81,6 @@ class InProcess:
 
     def __init__(self, sites: Mapping[int, Callable[[str, Parts], Parts]]) -> None:
         self.sites = dict(sites)
-        self.n_clients = len(sites)
 
     def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
         for client, parts in payloads.items():
@@ -97,11 +93,20 @@ class InProcess:
         except FedtailError as error:
             return error_parts(getattr(error, "code", "site"))
 
-    def close(self) -> None:
-        self.sites.clear()
-
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes handed to the transport and got back, and exchanges made; per round, for history and benchmarks."""
+
+    down: int = 0
+    up: int = 0
+    exchanges: int = 0
+
+    def __add__(self, more: Traffic) -> Traffic:
+        return Traffic(self.down + more.down, self.up + more.up, self.exchanges + more.exchanges)
 
 
 @dataclass(frozen=True)
@@ -110,24 +115,7 @@ class Answers(Generic[T]):
 
     good: dict[int, T]
     reasons: dict[int, Fault]
-    down: int
-    """Bytes handed to the transport."""
-    up: int
-    """Bytes it brought back."""
-
-
-@dataclass
-class Traffic:
-    """Bytes handed to the transport and got back, and exchanges made; per round, for history and benchmarks."""
-
-    down: int = 0
-    up: int = 0
-    exchanges: int = 0
-
-    def add(self, answers: Answers[Any]) -> None:
-        self.down += answers.down
-        self.up += answers.up
-        self.exchanges += 1
+    traffic: Traffic
 
 
 def exchange(
@@ -170,4 +158,4 @@ def exchange(
             said = errors.get(client)
             reasons.setdefault(client, Fault("late", "no reply") if said is None else Fault("transport", clean(said)))
     down = sum(map(size_of, payloads.values()))
-    return Answers(dict(sorted(good.items())), dict(sorted(reasons.items())), down, up)
+    return Answers(dict(sorted(good.items())), dict(sorted(reasons.items())), Traffic(down, up, 1))

@@ -103,9 +103,9 @@ class Site:
         return self._member
 
     def hello(self, parcel: Parcel) -> Parcel:
-        """Who is here, with which software and clock; where the server is trusted, also with which data, and with a job
+        """Who is here, with which software; where the server is trusted, also with which data, and with a job
         whether the site takes part."""
-        meta: dict[str, Any] = {"site": self.name, "version": VERSION, "clock": time.time()}
+        meta: dict[str, Any] = {"site": self.name, "version": VERSION}
         if rehearses(self.data) or self.policy.trust == "server" or "job" in parcel.meta:
             need_trust(self.policy, self.data)
             encoding = self._encoding(parcel.meta)
