@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedtail.errors import FedtailError
@@ -95,9 +94,7 @@ class Status:
     def __enter__(self) -> Status:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, SystemExit):  # how Flower ends a run that was stopped
             self.write(state="stopped")
         elif isinstance(error, FedtailError):

@@ -66,7 +66,7 @@ class Site:
     def __init__(self, name: str, data: SiteData, policy: Policy, folder: Path, device: str = "cpu") -> None:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy
-        self.ledger, self.audit = Ledger(folder), Audit(folder)
+        self.ledger = Ledger(folder)
         self._prepared: Prepared | None = None
         self._member: Member | None = None
 
@@ -78,7 +78,7 @@ class Site:
         except Exception as error:  # a site must answer, whatever happened
             words = str(error) if isinstance(error, FedtailError) else f"{type(error).__name__}: {error}"
             reply = error_parts(code_of(error))
-        self.audit.enter(phase, parts, reply, time.perf_counter() - began, words)
+        note(self.folder / "audit.jsonl", phase, parts, reply, time.perf_counter() - began, words)
         return reply
 
     def _answer(self, phase: str, parts: Parts) -> Parts:
@@ -256,48 +256,34 @@ AUDIT_BYTES = 25_000_000
 """Of the log, and as many of the one before."""
 
 
-class Audit:
-    """The log in a site's folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "audit.jsonl"
-
-    def enter(
-        self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float, words: str = ""
-    ) -> None:
-        """Note one message and its answer: numbers of bytes, never what was in them. On a full disk the line goes to
-        standard error, and the answer leaves all the same. words: of an error, which the reply does not have."""
-        question, answer = _meta(asked), _meta(reply)
-        error = answer.get("error")
-        task, job = _section(question, "task"), _section(question, "job")
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "run": job.get("run") or question.get("agreement"),
-            "round": task.get("round"),
-            "exchange": question.get("number"),
-            "phase": phase,
-            "verdict": "answered" if error is None else "refused",
-            **({} if error is None else {"code": str(error), "reason": clean(words or error, 1000)}),
-            "bytes_in": size_of(asked),
-            "bytes_out": size_of(reply),
-            "seconds": round(seconds, 3),
-        }
-        try:
-            rotate(self.path, AUDIT_BYTES)
-            with self.path.open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line) + "\n")
-        except OSError as error:  # a full disk keeps no site from answering
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"{self.path} cannot be written ({error.strerror}): {json.dumps(line)}\n")
+def note(log: Path, phase: str, asked: Parts, reply: Parts, seconds: float, words: str) -> None:
+    """Write a line on one message and its answer: numbers of bytes, never what was in them. On a full disk it goes to
+    standard error, and the answer leaves all the same. words: of an error, which the reply does not have."""
+    question, error = _meta(asked), _meta(reply).get("error")
+    task, job = (found if isinstance(found := question.get(name), dict) else {} for name in ("task", "job"))
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "run": job.get("run") or question.get("agreement"),
+        "round": task.get("round"),
+        "exchange": question.get("number"),
+        "phase": phase,
+        "verdict": "answered" if error is None else "refused",
+        **({} if error is None else {"code": str(error), "reason": clean(words or error, 1000)}),
+        "bytes_in": size_of(asked),
+        "bytes_out": size_of(reply),
+        "seconds": round(seconds, 3),
+    }
+    try:
+        rotate(log, AUDIT_BYTES)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as fault:  # a full disk keeps no site from answering
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{log} cannot be written ({fault.strerror}): {json.dumps(line)}\n")
 
 
-def _meta(parts: Mapping[str, bytes]) -> dict[str, Any]:
+def _meta(parts: Parts) -> dict[str, Any]:
     try:
         return open_json(parts[META])
     except (KeyError, WireError):
         return {}
-
-
-def _section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = meta.get(name)
-    return found if isinstance(found, dict) else {}
