@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 from fedtail import federate
 from fedtail.errors import FedtailError
@@ -42,12 +41,7 @@ def write_bundle(folder: Path) -> None:
         shutil.copy(source, copy)
     (target / "__init__.py").write_text('"""fedtail on Flower."""\n')
     (target / "server_app.py").write_text(SERVER_APP)
-    about = filled("app.toml", version=VERSION, flower=flower.TESTED, client_app=name_in_bundle(client_app))
+    about = filled("app.toml", version=VERSION, flower=flower.TESTED)
     (folder / "pyproject.toml").write_text(about)
     (folder / "README.md").write_text(filled("app-README.md", version=VERSION))
     (folder / "LICENSE").write_text(filled("app-LICENSE"))
-
-
-def name_in_bundle(module: ModuleType) -> str:
-    """Return the name that a light module has where the bundle is installed."""
-    return PACKAGE + module.__name__.removeprefix(federate.__name__)

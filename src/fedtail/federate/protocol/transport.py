@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeGuard, TypeVar
 
-from fedtail.errors import FedtailError
 from fedtail.federate.protocol.faults import Fault, clean, from_site, log
 from fedtail.federate.protocol.limits import ANY, Budget, WireError
-from fedtail.federate.protocol.wire import Parcel, Parts, error_parts, pack, size_of, unpack
+from fedtail.federate.protocol.wire import Parcel, Parts, pack, size_of, unpack
 
 Take = Callable[[int, Parts], None]
 """What a transport hands a client's reply to, as soon as it is there, one at a time."""
@@ -88,10 +87,7 @@ class InProcess:
         return {}
 
     def _ask(self, client: int, phase: str, parts: Parts) -> Parts:
-        try:
-            return self.sites[client](phase, parts)
-        except FedtailError as error:
-            return error_parts(getattr(error, "code", "site"))
+        return self.sites[client](phase, parts)
 
 
 T = TypeVar("T")
