@@ -224,13 +224,10 @@ def majority_floor(
 
 
 def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.ndarray:
-    """Return the metric that candidates are compared by, from per-class counts, of one model or many; higher is better.
+    """Return the metric that candidates are compared by, of one model or many; higher is better.
 
-    Args:
-        counts: (..., 3, C) correctly classified, true and predicted samples per class: what clients
-            return instead of a confusion matrix. Sums over clients are exact.
-        metric: name of a metric that needs no training counts.
-        background: the class that means "nothing found"; ``defect_score`` needs it.
+    counts: (..., 3, C) correctly classified, true and predicted samples per class, which clients return instead of a
+    confusion matrix. background: the class that means "nothing found".
     """
     chosen, evidence = METRICS[metric], Evidence(np.asarray(counts, dtype=np.float64), background)
     check_known(chosen, evidence)

@@ -131,14 +131,10 @@ class ClusteredFedHOO(FedHOO):
                 self._sketches[k] += sketch(delta[0], self.seed)
 
     def tell(
-        self,
-        rewards: np.ndarray | Sequence[float] | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
+        self, rewards: np.ndarray | Sequence[float] | None = None, *, present: np.ndarray | None = None, **more: Any
     ) -> int:
         here = np.ones(self.n_clients, dtype=bool) if present is None else np.asarray(present, dtype=bool)
-        winner = super().tell(rewards, reports=reports, present=here & self.placed)
+        winner = super().tell(rewards, present=here & self.placed, **more)
         if self.by == "updates" and self._settled:
             self._place_new_clients()
         elif self.by == "updates" and self._round >= self.cold_rounds:

@@ -143,10 +143,7 @@ def score_candidates(model: FlatModel, candidates: Candidates, split: Split) -> 
 
 
 def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> np.ndarray:
-    """(N, 3, C) correct, true and predicted samples per class of every candidate.
-
-    Counts add up: those of the pooled samples of several clients are the sum of the clients' own.
-    """
+    """(N, 3, C) correct, true and predicted samples per class of every candidate; sums over clients are exact."""
     confusion = confusion_on(model, split)
     counts = np.zeros((len(candidates), 3, split.n_classes), dtype=np.int64)
     for s, vector in candidates.walk():

@@ -15,7 +15,7 @@ from fedtail.core.random import generator
 from fedtail.core.records import Task, clients_of, pooled
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.aggregation import Gathered, in_force, limited, server_step
-from fedtail.rounds.privacy import privatize
+from fedtail.rounds.privacy import noised, privatize
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.race import race_of
 from fedtail.rounds.search import (
@@ -29,7 +29,7 @@ from fedtail.rounds.search import (
     starting_lr,
 )
 from fedtail.rounds.state import Problem, State
-from fedtail.rounds.validation import better, exhausted, over, validate_model
+from fedtail.rounds.validation import better, exhausted, validate_model
 from fedtail.settings import Settings
 
 RoundHook = Callable[[State, dict[str, Any], float], bool | None]
@@ -52,7 +52,7 @@ def train_rounds(
     begin_search(problem, settings, state.round)
     rates_in_force, pace = RatesInForce(state.history), Pace(run.rounds, on_progress)
     for t in range(state.round, run.rounds):
-        if over(problem, run, state):
+        if problem.searched or exhausted(state, run):
             break
         began = time.perf_counter()
         # Of this round: a site may have joined after the last one.
@@ -87,7 +87,8 @@ def play(
 
     race = race_of(rates)
     task = pace.follow(plan(problem, settings, state, t, shares, lr, left), race.rivals if race else ())
-    updates, refused = accept(*engine.train(task), problem, task, settings)
+    updates, refused = engine.train(task)
+    updates, refused = accept(noised(problem, settings.privacy, task, updates), refused, problem, task, settings)
 
     present, clients = clients_of(updates), np.array([u.client for u in updates])
     p = pooled(rates.weights(shares, present), updates)
@@ -178,7 +179,7 @@ def evaluate(problem: Problem, settings: Settings, state: State, record: dict[st
     """Test and validate the model after a round where that is due, and add the record to the history."""
     engine, run = problem.engine, settings.run
     served: Tensor = problem.method.serve(replace(played.server, x=state.x), state.method)
-    last = state.round == run.rounds or (problem.search_only and problem.rates.done)
+    last = state.round == run.rounds or problem.searched
     test = last or state.round % run.evaluate_every == 0
     if test:  # before validation: a real federation answers both in one exchange
         record["test"] = problem.metrics(engine.confusion(served, "test"))

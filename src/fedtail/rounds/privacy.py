@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedtail.core.privacy import DELTA, draw_noise, gaussian_epsilon, sensitivity
-from fedtail.core.records import Refusal, Task, Update
+from fedtail.core.records import Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
 from fedtail.models.flat import has_batchnorm
-from fedtail.rounds.state import Engine, Problem
+from fedtail.rounds.state import Problem
 from fedtail.settings import PrivacySettings
 
 
@@ -73,20 +73,12 @@ def privatize(
     return aggregate, {"privacy": record}
 
 
-class LocalNoise:
-    """Local privacy in simulation: an engine whose updates arrive with their sites' noise; all else is the engine's
-    own. Real sites add theirs before an update leaves."""
-
-    def __init__(self, engine: Engine, method: Method, noise: float, seed: int | None, n_classes: int) -> None:
-        self.inner, self.method, self.noise, self.seed, self.n_classes = engine, method, noise, seed, n_classes
-
-    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        updates, refusals = self.inner.train(task)
-        n = self.inner.model.n_params
-        return [add_noise(u, task, self.method, self.noise, self.seed, self.n_classes, n) for u in updates], refusals
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+def noised(problem: Problem, privacy: PrivacySettings, task: Task, updates: list[Update]) -> list[Update]:
+    """Updates as they leave simulated sites under local privacy; real ones add their noise before."""
+    if privacy.mode != "local" or problem.noise_seed is None:
+        return updates
+    noise, seed, n = privacy.noise, problem.noise_seed, problem.model.n_params
+    return [add_noise(u, task, problem.method, noise, seed, problem.n_classes, n) for u in updates]
 
 
 def add_noise(

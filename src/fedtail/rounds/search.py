@@ -187,9 +187,7 @@ def reports_of(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarra
 
 class RatesInForce:
     """The resampling rates of each round, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3).
-
-    Rounds of equal rates share one list, so that a history over a million clients stays small.
-    """
+    Rounds of equal rates share one list: see ``rounds.history``."""
 
     def __init__(self, history: Sequence[dict[str, Any]]) -> None:
         self.before = history[-1] if history else None

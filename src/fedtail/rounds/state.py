@@ -114,6 +114,11 @@ class Problem:
         """The model's shape and layers; its weights are scratch space."""
         return self.engine.model
 
+    @property
+    def searched(self) -> bool:
+        """Whether the run was for the search alone, which is over."""
+        return self.search_only and self.rates.done
+
     def metrics(
         self, confusion: np.ndarray, scores: Scores | None = None, sites: ArrayLike | None = None
     ) -> dict[str, Any]:

@@ -33,9 +33,8 @@ def validate_model(
     parts = engine.confusions(x)
     if counts is None:
         counts = np.sum(list(parts.values()), axis=0) if parts else engine.confusion(x, "validation")
-    scores = (
-        total(counted for _, counted in engine.scores(x, "validation")) if METRICS[metric].needs == "scores" else None
-    )
+    scored = METRICS[metric].needs == "scores"
+    scores = total(counted for _, counted in engine.scores(x, "validation")) if scored else None
     by_class = counts.shape != (1, 2)
     compared = SITE_METRIC if by_class else "accuracy"
     each = site_values(parts, compared)
@@ -71,11 +70,6 @@ def over_sites(values: Mapping[int, float], metric: str) -> dict[str, Any]:
         "spread": float(each.std()),
         "n": len(known),
     }
-
-
-def over(problem: Problem, run: RunSettings, state: State) -> bool:
-    """Return whether there is nothing left to train for: the search alone was asked for, or patience is at an end."""
-    return (problem.search_only and problem.rates.done) or exhausted(state, run)
 
 
 def exhausted(state: State, run: RunSettings) -> bool:

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +26,6 @@ from fedtail.models.registry import with_classifier
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.plan import settled, settled_by_sizes
-from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import DIAGNOSTICS, Engine, Problem
 from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
@@ -249,8 +248,6 @@ def assemble(
             "privacy.mode = 'shares' needs sites that mask their updates (fedtail deploy); in the simulator, use "
             "'central', which adds the same amount of noise"
         )
-    if privacy.mode == "local":
-        engine = cast(Engine, LocalNoise(engine, method, privacy.noise, seed, federation.n_classes))
     return Problem(
         engine=engine,
         method=method,
