@@ -73,8 +73,10 @@ def train_trees(
         if counts.sum() and run.validate_every and (last or state.round % run.validate_every == 0):
             record |= validate_model(problem, state.x, run.metric, counts)[0]
             record["validation"]["weighted_loss"] = float(np.ldexp(float(check[1]), -LOSS_BITS) / counts.sum())
-        if counts.sum() and (run.select == "best" or run.patience):
-            _keep_best(state, forest)
+        if counts.sum() and (run.select == "best" or run.patience) and best_round(forest) == forest.rounds:
+            least = lowest_round(forest)
+            score = -float(np.ldexp(float(forest.checks[least - 1][1]), -LOSS_BITS))
+            state.best = Best(round=forest.rounds, score=score, x=state.x, since=least)
         state.history.append(record)
         pace.advance(1.0)
         pace.begin(state.round, 1)
@@ -84,9 +86,3 @@ def train_trees(
     forest = shape.unpack(state.x)
     boost(plan, engine.asking(forest), forest, after)
     return state
-
-
-def _keep_best(state: State, forest: Forest) -> None:
-    if best_round(forest) == forest.rounds:
-        score = -float(np.ldexp(float(forest.checks[lowest_round(forest) - 1][1]), -LOSS_BITS))
-        state.best = Best(round=forest.rounds, score=score, x=state.x, since=lowest_round(forest))
