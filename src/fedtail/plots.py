@@ -140,10 +140,8 @@ class Rows(Chart):
     x_label: str = ""
     heading: str = ""
     """What a row is."""
-    floor: float = 0.0
-    ceiling: float | None = 1.0
     whole: bool = True
-    """The axis goes from floor to ceiling, else over the values."""
+    """The axis goes from 0 to 1, else over the values."""
     link: bool = False
     """Dots of a row are joined."""
     sides: Sequence[str] = ()
@@ -284,8 +282,8 @@ def _rows(chart: Rows, width: float | None) -> Any:
         ax.hlines(place[known], *ends, color=COLOURS[0], linewidth=0.8, zorder=0)
     if chart.mark is not None:
         ax.axvline(chart.mark, color=MUTED, linestyle="--", linewidth=0.9)
-    if chart.whole and chart.ceiling is not None:
-        ax.set_xlim(chart.floor - 0.02, chart.ceiling + 0.02)
+    if chart.whole:
+        ax.set_xlim(-0.02, 1.02)
     sides = chart.sides or [""] * n
     names = [f"{shortened(a, 34)}{f'  ({b})' if b else ''}" for a, b in zip(chart.names, sides, strict=True)]
     ax.set_yticks(place if n <= MOST_NAMES else [], names if n <= MOST_NAMES else [])

@@ -83,7 +83,9 @@ FLAGS = {
     "name": of_setting("run.name", "Options"),
     "out": of_setting("run.folder", "Options"),
 }
-SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
+SOURCES = {"dataset": None, "table": "table", "tables": "site_tables", "images": "images"}
+"""Flags that name the data, of which one may be given, and the data set that reads what they name."""
+SOURCE = (*SOURCES, "label", "site", "schema")
 """Flags that together name the data."""
 TRAINING = ("rates", "model", "encoder", "rounds", "lr", "epochs", "optimizer")
 """Flags of training that every command with runs has."""
@@ -126,10 +128,6 @@ def config_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """What flags set in the config, by dotted key; flags that were not given set nothing."""
     values = {FLAGS[name].key: value for name, value in given.items() if FLAGS[name].key and value is not None}
     return {**data_flags(given), **rate_flags(given.get("rates")), **values}
-
-
-SOURCES = {"dataset": None, "table": "table", "tables": "site_tables", "images": "images"}
-"""Flags that name the data, of which one may be given, and the data set that reads what they name."""
 
 
 def data_flags(given: Mapping[str, str | None]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedtail.plots import Heat, Lines, Rows, shade
-from fedtail.words import NONE, fixed, percent, plural, signed, size, times
+from fedtail.words import NONE, fixed, number, percent, plural, signed, size, times
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def environment(kind: str = "html") -> Environment:
 
         env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
         env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "rounded": svg.rounded, "edge": svg.WIDTH - 6}
-        env.globals |= {"value_text": svg.value_text, "colour": shade}
+        env.globals |= {"value_text": svg.value_text, "colour": shade, "number": number}
         env.globals |= {"kind": lambda block: type(block).__name__.lower()}
     return env
 

@@ -34,10 +34,8 @@ class Found:
     """Which class it is."""
 
     def __str__(self) -> str:
-        return (
-            f"Of {self.support:,} test cases of {self.name} it finds {self.found:,}, with "
-            f"{plural(self.false_alarms, 'false alarm')}."
-        )
+        alarms = plural(self.false_alarms, "false alarm")
+        return f"Of {self.support:,} test cases of {self.name} it finds {self.found:,}, with {alarms}."
 
 
 def found_and_missed(run: RunRecord, most: int = 1) -> list[Found]:

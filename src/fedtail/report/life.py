@@ -23,9 +23,7 @@ def write_life_report(watch: Watch, path: Path) -> Path:
     """Write the page of a model's life so far."""
     blocks: list[Block] = [Text("Nobody has looked yet.")]
     if watch.looks:
-        error = (
-            f"All looks of a life share one error of {percent(ALPHA)}: so often is anything reported without a change."
-        )
+        error = f"All looks of a life share one error of {percent(ALPHA)}: so often is a change reported without one."
         blocks = [Text(watch.looks[-1].sentence()), Text(error, look="note"), Charts(timeline(watch)), _looks(watch)]
     facts = [plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])]
     parts = [{"prefix": "", "comparison": None, "sections": [Section("time", "Over time", blocks)]}]
@@ -49,10 +47,10 @@ def timeline(watch: Watch) -> list[Lines]:
             **more,
         )
 
+    rarest = [(watch.classes[c], watch.shares[c]) for c in np.argsort(watch.shares, kind="stable")[:MOST].tolist()]
     mix = [
-        Line(name, i + 1, np.append(0.0, x), np.array([watch.shares[c], *(look.mix[name] for look in looks)]))
-        for i, c in enumerate(np.argsort(watch.shares, kind="stable")[:MOST].tolist())
-        for name in watch.classes[c : c + 1]
+        Line(name, i, np.append(0.0, x), np.array([share, *(look.mix[name] for look in looks)]))
+        for i, (name, share) in enumerate(rarest, start=1)
     ]
     p = np.array([max(min(row["p"] for row in look.drift), 1e-30) for look in looks])
     limit = np.array([spent(ALPHA / 2, i + 1) for i in range(len(looks))])

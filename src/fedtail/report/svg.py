@@ -82,7 +82,6 @@ def _lines(chart: Lines) -> dict[str, Any]:
     ends = [float(v) for li in lines for v in (li.x.min(), li.x.max())] + list(chart.x_ticks or ())
     x = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
     whole = {v: f"{v:g}" for v in ticks(x.low, x.high) if v == int(v) and x.low <= v <= x.high}
-    last = ", ".join(f"{li.name} {number(float(li.y[-1]))}" for li in lines[:8])
     return {
         "kind": "lines",
         "x": x,
@@ -90,10 +89,7 @@ def _lines(chart: Lines) -> dict[str, Any]:
         "x_ticks": chart.x_ticks or whole or {x.low: f"{x.low:g}"},
         "series": [(line, _path(line, x, y, chart.steps), _band(line, x, y)) for line in lines],
         "size": (WIDTH, height),
-        "summary": f"Line chart over {chart.x_label}; last values: {last}. Arrow keys step through the values.",
-        "legend": [(li.name, li.colour) for li in lines]
-        if len(lines) > 1 or not (chart.runs or chart.diagonal)
-        else [],
+        "legend": lines if len(lines) > 1 or not (chart.runs or chart.diagonal) else [],
         "data": {
             "x": astuple(x),
             "y": astuple(y),
@@ -124,10 +120,11 @@ def _band(line: Line, x: Scale, y: Scale) -> str:
     if not line.spread.size or not float(np.nanmax(line.spread)) > 0:
         return ""
     ok = np.isfinite(line.y) & np.isfinite(line.spread)
-    xs = [x(v) for v in line.x[ok].tolist()]
-    up, down = ([y(y.within(v)) for v in (line.y + s * line.spread)[ok].tolist()] for s in (1, -1))
-    points = [f"{a:g} {b:g}" for a, b in [*zip(xs, up, strict=True), *zip(xs[::-1], down[::-1], strict=True)]]
-    return "M" + "L".join(points) + "Z"
+    at, mean, spread = line.x[ok], line.y[ok], line.spread[ok]
+    around = zip(
+        np.append(at, at[::-1]).tolist(), np.append(mean + spread, (mean - spread)[::-1]).tolist(), strict=True
+    )
+    return "M" + "L".join(f"{x(a):g} {y(y.within(b)):g}" for a, b in around) + "Z"
 
 
 def _rows(chart: Rows) -> dict[str, Any]:
@@ -139,7 +136,8 @@ def _rows(chart: Rows) -> dict[str, Any]:
     right = WIDTH - 16 - (8.2 * max(map(len, (*chart.sides, chart.side_label))) if chart.sides else 0)
     values = [v for s in chart.series for v in s.values]
     values += [v for s in chart.series for each in s.each for v in each.values()]
-    low, high = (chart.floor, chart.ceiling or 1.0) if chart.whole else nice_range(values, chart.floor, chart.ceiling)
+    most = None if any(v > 1 for v in values) else 1.0
+    low, high = (0.0, 1.0) if chart.whole else nice_range(values, 0.0, most)
     top = 26.0 if (chart.sides and chart.side_label) or n > FEW else 8.0
     x, y = Scale(low, high, left, right), Scale(0, n, top, top + tall * n)
     shift = 0.0 if chart.owners else min(8.0, tall * 0.7 / max(apart, 1))
@@ -152,14 +150,7 @@ def _rows(chart: Rows) -> dict[str, Any]:
         "shifts": [(i - (apart - 1) / 2) * shift for i in range(apart)],
         "twice": n > FEW,
         "size": (WIDTH, y.stop + 44),
-        "summary": f"{chart.x_label} of {n} rows. Arrow keys step through the values.",
-        "data": {
-            "label": chart.heading,
-            "rows": chart.names,
-            "side": chart.side_label or "mean",
-            "sides": chart.sides,
-        },
-        "legend": [] if chart.owners or (chart.runs and apart == 1) else [(s.name, s.colour) for s in chart.series],
+        "legend": [] if chart.owners or (chart.runs and apart == 1) else chart.series,
     }
 
 

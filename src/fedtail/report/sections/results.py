@@ -114,12 +114,11 @@ def configuration(comparison: Comparison, metric: str) -> list[Block]:
     rows.append(["run.seed", ", ".join(str(s) for s in sorted({r.seed for r in comparison.runs}))])
     made = [pair for run in comparison.runs for pair in provenance(run)]
     origin = [[what, "; ".join(dict.fromkeys(v for w, v in made if w == what))] for what in dict(made)]
+    same_for_all = Table(rows, ["Setting", "Value"], "Settings shared by all")
     return [
         Table(origin, ["Made by", ""], "How the runs were made", "fit"),
         Table(differ, ["Setting", *(one.label for one in comparison.contenders)], "Settings that differ"),
-        Fold(
-            f"Settings shared by all runs ({len(rows)})", [Table(rows, ["Setting", "Value"], "Settings shared by all")]
-        ),
+        Fold(f"Settings shared by all runs ({len(rows)})", [same_for_all]),
     ]
 
 
