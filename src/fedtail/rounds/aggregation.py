@@ -77,7 +77,8 @@ class Gathered:
         elif self.rule == "bounded":
             factors, middle = bounded(self._all_probes(), REACH)
             if (factors < 1).any():
-                there = _sum(updates, middle)
+                parts = (u.delta.double() * float(w) for u, w in zip(updates, middle, strict=True))
+                there = sum(parts, torch.zeros((), dtype=torch.float64))
                 self.mix = np.diag(factors) + np.outer(1 - factors, middle)
                 self.updates = [
                     _drawn(u, float(s), there) if s < 1 else u for u, s in zip(updates, factors, strict=True)
@@ -179,14 +180,6 @@ def inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
         pieces = rows.view(n_clients, count, width).transpose(0, 1)
         done.append(pieces @ pieces.mT)
     return torch.cat(done).sum(0)
-
-
-def _sum(updates: Sequence[Update], weights: np.ndarray) -> Tensor:
-    """(P, n) in float64: sum_k w_k delta_k."""
-    total = torch.zeros_like(updates[0].delta, dtype=torch.float64)
-    for u, w in zip(updates, weights, strict=True):
-        total += u.delta.double().mul_(float(w))
-    return total
 
 
 def _short(values: np.ndarray) -> list[float | None]:

@@ -1,9 +1,8 @@
 """The search phase of a round: what clients try, which models that makes, how good they are, what is in force.
 
-What a learning rate is worth shows after some rounds: after one, a small step from a common model nearly always looks
-better than a large one (short-horizon bias; Wu et al., ICLR 2018). So a race gives every value a model of its own, a
-*rival*: vector, server moments and method state, and what clients keep. The rival that wins is the run that had its
-value from the start, bit by bit; what was spent is the others.
+A race gives every learning rate a model of its own, a *rival* (vector, server moments and method state, and what
+clients keep), since after one round a small step from a common model nearly always looks better than a large one
+(short-horizon bias; Wu et al., ICLR 2018). The winner is the run that had its value from the start, bit by bit.
 """
 
 from __future__ import annotations
