@@ -10,8 +10,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
+from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import runs
+from fedtail.federate.operate.control import Control
 from fedtail.federate.operate.create import LAST_CONFIG, create_deployment
 from fedtail.federate.operate.doctor import advice
 from fedtail.federate.operate.processes import free_port
@@ -40,6 +42,19 @@ def test_overrides_of_a_resumed_run_change_that_run_and_start_no_other(deploymen
 
 def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> None:
     assert advice(deployment, WELL) == []
+
+
+def test_a_run_that_ends_while_it_is_being_stopped_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise FedtailError("Flower refused StopRun: run is already finished")
+
+    said = iter(["running", "finished:completed", "running", "running"])
+    monkeypatch.setattr(Control, "run_status", lambda self, run_id: (next(said), ""))
+    monkeypatch.setattr(Control, "_call", refuse)
+    control = Control.__new__(Control)
+    assert not control.stop_run(7)
+    with pytest.raises(FedtailError, match="refused"):
+        control.stop_run(7)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import public_key_bytes
 from fedtail.federate.operate.service import tls_fault
 
+OVER = ("finished", "unknown")
+"""How Flower's word for a run that is over begins; it forgets runs with its database."""
+
 
 class Control:
     """A connection to the SuperLink of a deployment. Use as a context."""
@@ -90,8 +93,21 @@ class Control:
         status = found[run_id].status
         return f"{status.status}:{status.sub_status}".rstrip(":"), status.details
 
-    def stop_run(self, run_id: int) -> None:
-        self._call("StopRun", StopRunRequest(run_id=run_id))
+    def is_over(self, run_id: int) -> bool:
+        """Return whether a run has ended, or is forgotten."""
+        return self.run_status(run_id)[0].startswith(OVER)
+
+    def stop_run(self, run_id: int) -> bool:
+        """End a run; False if it is over, be it only since a moment ago."""
+        if self.is_over(run_id):
+            return False
+        try:
+            self._call("StopRun", StopRunRequest(run_id=run_id))
+        except FedtailError:
+            if not self.is_over(run_id):
+                raise
+            return False
+        return True
 
     def _key(self, site: str) -> bytes:
         file = self.deployment.site(site) / "site.pub"

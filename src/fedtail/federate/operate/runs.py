@@ -11,7 +11,7 @@ from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
 from fedtail.federate.counted import What, write_question
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.operate.control import Control, is_healthy
+from fedtail.federate.operate.control import OVER, Control, is_healthy
 from fedtail.federate.operate.create import write_config
 from fedtail.federate.status import RUN_LOCK, follow
 from fedtail.files import is_locked, write_atomically
@@ -22,8 +22,6 @@ from fedtail.settings import Settings
 Show = Callable[[dict[str, Any]], None]
 """What is told of every change of a run's status."""
 ENDED = ("finished", "failed", "stopped")
-OVER = ("finished", "unknown")
-"""How Flower's word for a run that is over begins; it forgets runs with its database."""
 
 
 def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
@@ -66,10 +64,7 @@ def stop(deployment: Deployment) -> bool:
     if run_id is None or not is_healthy(deployment):
         return False
     with Control(deployment) as control:
-        if control.run_status(run_id)[0].startswith(OVER):
-            return False
-        control.stop_run(run_id)
-    return True
+        return control.stop_run(run_id)
 
 
 def wait(
@@ -116,7 +111,7 @@ def _end_previous(deployment: Deployment, control: Control, resume: bool) -> Non
     previous = last_run(deployment)
     if previous is None or read_status(deployment, previous).get("state") in ENDED:
         return
-    if control.run_status(previous)[0].startswith(OVER):
+    if control.is_over(previous):
         return
     if not resume:
         raise FedtailError(f"a run is already active; stop it first with `fedtail deploy stop {deployment.shown}`")
