@@ -45,6 +45,16 @@ def test_a_class_that_must_be_found_is_found_and_the_model_remembers(wide: Feder
     np.testing.assert_array_equal(loaded.predict(rows), result.model().predict(rows))
 
 
+def test_a_recall_that_silences_a_rarer_class_is_the_verdict_of_the_run(wide: Federation) -> None:
+    goal = {"goal": "recall", "find": wide.classes[1], "recall": 0.9}
+    result = ft.fit(wide, "mlp", "fedavg", decision=goal, **OPTIONS)
+    assert result.before is not None and result.verdict is not None and result.verdict.kind == "silenced"
+    found = [np.asarray(test["per_class_accuracy"]) for test in (result.before, result.test)]
+    lost = np.flatnonzero((found[0] > 0) & (found[1] == 0))
+    assert lost.size and all(repr(wide.classes[c]) in result.verdict.said for c in lost)
+    assert result.verdict.said in repr(result)
+
+
 def test_each_site_decides_for_itself_and_the_model_remembers(wide: Federation, tmp_path: Path) -> None:
     goal = {"calibrate": "vector", "goal": "macro_f1", "scope": "site"}
     result = ft.fit(wide, "mlp", "fedavg", decision=goal, **OPTIONS)

@@ -27,6 +27,7 @@ def judge(
     refused: int = 0,
     scores: tuple[float, ...] = (),
     n_validation: int = 500,
+    before: Any = None,
     **settings: Any,
 ) -> Verdict | None:
     counts = np.array([[80, 0, 0], [5, 5, 0], [5, 0, 5]]) if confusion is None else np.asarray(confusion)
@@ -38,7 +39,9 @@ def judge(
         }
         for t, loss in enumerate(losses)
     ]
-    return verdict({"macro_f1": macro_f1}, counts, FLOOR, history, CLASSES, Settings.of(**settings), n_validation)
+    plain = None if before is None else np.asarray(before)
+    chosen = Settings.of(**settings)
+    return verdict({"macro_f1": macro_f1}, counts, FLOOR, history, CLASSES, chosen, n_validation, plain)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +190,20 @@ def test_a_class_that_is_never_predicted_is_named() -> None:
     decided = judge(confusion=[[80, 0, 0], [5, 5, 0], [4, 6, 0]], decision={"goal": "macro_f1"})
     assert decided is not None and decided.change == "local.lr=auto"
     assert judge(confusion=[[80, 0, 0], [5, 5, 0], [0, 0, 0]]) is None, "a class without test samples"
+
+
+def test_a_class_that_the_decision_silences_is_named_with_what_was_found_without_it() -> None:
+    plain, decided = [[80, 0, 0], [2, 6, 2], [4, 1, 5]], [[60, 20, 0], [0, 10, 0], [0, 10, 0]]
+    goal = {"goal": "recall", "find": "cracked"}
+    found = judge(confusion=decided, before=plain, decision=goal)
+    assert found is not None and found.kind == "silenced" and found.change == "decision.goal=balanced_accuracy"
+    assert found.said == "the decision (goal 'recall') finds nothing of 'dead' (without it 5 of 10 test samples)"
+    called = judge(confusion=[[60, 20, 0], [0, 10, 0], [0, 9, 1]], before=plain, decision=goal)
+    assert called is None, "one is found"
+    everywhere = judge(confusion=[[0, 80, 0], [0, 10, 0], [0, 10, 0]], before=plain, decision=goal)
+    assert everywhere is not None and everywhere.kind == "silenced", "it is not the training that failed"
+    silent = judge(confusion=decided, before=[[80, 0, 0], [0, 10, 0], [4, 6, 0]], decision=goal)
+    assert silent is not None and silent.kind == "never", "without it there was nothing either"
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -227,12 +227,13 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "engine": problem.engine.info(),
     }
     test = metrics_of_test(problem, splits, confusion)
+    plainly = None if before is None or before["test"].pooled is None else before["test"].pooled.confusion
     n_validation = 0 if validated is None else int(validated.confusion.sum())
     return Result(
         module=problem.model.module,
         x=x,
         test=test,
-        before=None if before is None or before["test"].pooled is None else metrics_of_test(problem, before),
+        before=None if before is None or plainly is None else metrics_of_test(problem, before),
         decision=decisions.common
         if validated is None or not decisions.plain
         else decisions.common.with_sets(validated),
@@ -251,7 +252,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         titles=titles_of(problem),
         about=about,
         settings=settings,
-        verdict=verdict(test, confusion, floor, state.history, about.classes, settings, n_validation),
+        verdict=verdict(test, confusion, floor, state.history, about.classes, settings, n_validation, plainly),
     )
 
 

@@ -37,7 +37,7 @@ class Verdict:
     """What is wrong with a run that finished."""
 
     kind: str
-    """``diverged``, ``one class``, ``floor``, ``still``, ``never`` or ``rising``."""
+    """``diverged``, ``one class``, ``floor``, ``still``, ``silenced``, ``never`` or ``rising``."""
     said: str
     """What happened, and why that is likely."""
     change: str
@@ -69,16 +69,23 @@ def verdict(
     classes: Sequence[str],
     settings: Settings,
     n_validation: int = 0,
+    before: np.ndarray | None = None,
 ) -> Verdict | None:
     """What is wrong with a run, the gravest first; None if nothing is.
 
     confusion: (C, C) of the chosen model on the test set; less where sites reveal totals only, and then only what the
-    history tells is judged. ``n_validation`` are the samples of all validation splits.
+    history tells is judged. ``n_validation`` are the samples of all validation splits. before: (C, C) of the likeliest
+    class, where a decision makes other answers.
     """
     (why, change), losses = _advice(settings, len(history)), [float(r["train_loss"]) for r in history]
     if exploded := _diverged(history, losses):
         low = "" if settings.local.lr == "auto" else f"local.lr={float(settings.local.lr) / 10:g}"
         return Verdict("diverged", f"training diverged: {exploded}; the learning rate is probably too high", low)
+    goal = settings.decision.goal
+    if before is not None and (lost := _silenced(before, confusion, classes)):
+        other = "balanced_accuracy" if goal != "balanced_accuracy" else "macro_f1"
+        said = f"the decision (goal {goal!r}) finds nothing of {lost}"
+        return Verdict("silenced", said, f"decision.goal={other}")
     if still := _still(history, losses):
         why = "the model barely changed, so the learning rate is probably too low"
     if confusion.shape[0] == confusion.shape[1] and (confusion.sum(1) > 0).sum() > 1:
@@ -93,12 +100,22 @@ def verdict(
     if still:
         return Verdict("still", f"training made no progress in {len(history)} rounds; {why}", change)
     if silent := _never(confusion, classes):
-        rare = "decision.goal=balanced_accuracy" if settings.decision.goal == "argmax" and n_validation else change
+        rare = "decision.goal=balanced_accuracy" if goal == "argmax" and n_validation else change
         return Verdict("never", f"the model never predicts {silent}", rare)
     if n_validation >= MANY and (rose := _rising(history, settings.run.rounds)):
         said = f"validation macro F1 was still rising when the {len(history)} rounds ended ({rose}): more may help"
         return Verdict("rising", said, f"run.rounds={3 * settings.run.rounds}")
     return None
+
+
+def _silenced(before: np.ndarray, after: np.ndarray, classes: Sequence[str]) -> str:
+    """The classes of which the likeliest class finds some and the decision none, in words."""
+    if before.shape != after.shape or after.shape[0] != after.shape[1]:
+        return ""
+    found, support = np.diag(before), after.sum(1)
+    lost = np.flatnonzero((found > 0) & (np.diag(after) == 0)).tolist()
+    named = [f"{classes[c]!r} (without it {int(found[c]):,} of {int(support[c]):,} test samples)" for c in lost]
+    return listing(named, 5)
 
 
 def _never(confusion: np.ndarray, classes: Sequence[str]) -> str:
