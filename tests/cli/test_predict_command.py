@@ -54,7 +54,7 @@ def test_mistakes_are_one_clear_line(folder: Path) -> None:
         (["predict", "--run", folder / "r", folder / "short.csv"], "lacks column"),
         (["predict", "--run", folder / "r", folder / "t.csv", "--keep", "kez"], "did you mean 'key'"),
         (["predict", "--run", folder / "r", folder / "t.csv", "--out", folder / "t.csv" / "p.csv"], "cannot write"),
-        (["export", "--run", folder / "r", "--onnx", folder / "m.pt2"], "must end in '.onnx'"),
+        (["export", folder / "r", "--onnx", folder / "m.pt2"], "must end in '.onnx'"),
     ]:
         with pytest.raises(FedtailError, match=words):
             invoke(*arguments)
@@ -62,7 +62,7 @@ def test_mistakes_are_one_clear_line(folder: Path) -> None:
 
 def test_export_writes_a_graph(folder: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install 'fedtail[onnx]')")
-    assert "wrote" in invoke("export", "--run", folder / "r", "--onnx", folder / "m.onnx")
+    assert "wrote" in invoke("export", folder / "r", "--onnx", folder / "m.onnx")
     assert (folder / "m.onnx").stat().st_size > 0
 
 

@@ -219,7 +219,7 @@ predict t.csv --run empty :: 'empty' has no model.json; run folder
 predict t.csv --run ok.csv :: 'ok.csv' has no model.json; run folder
 predict t.csv --run runs/cut :: runs/cut/model.safetensors; not a complete
 predict t.csv --run runs/net --keep kez :: no column 'kez' for 'kept'; did you mean 'key'
-predict t.csv --run runs/net --site north :: no per-site decisions; decision.scope = 'site'
+predict t.csv --model runs/net --site north :: no per-site decisions; decision.scope = 'site'
 predict t.csv --run runs/net --threshold rare :: --threshold 'rare'; CLASS=PROBABILITY; rare=0.2
 predict t.csv --run runs/net --threshold rare=2 :: '2' is not a probability; rare=0.2
 predict t.csv --run runs/net --threshold rare=high :: 'high' is not a probability; rare=0.2
@@ -248,11 +248,12 @@ monitor new.csv --run runs/net --reference :: no labels; --label
 monitor t.csv --run runs/net --state x.json :: 'x.json' cannot be read; --reference
 recalibrate short.csv --run runs/net :: lacks columns 'x', 'road'
 recalibrate t.csv --run gone :: 'gone' has no model.json
-export --run runs/net :: '--onnx'; fedtail export --help
-export --run empty --onnx m.onnx :: 'empty' has no model.json
-export --run runs/net --onnx m.pt2 :: 'm.pt2' must end in '.onnx'
-export --run runs/net --onnx m.onnx --site north :: no per-site decisions
-export --run runs/net --onnx ok.csv/m.onnx :: cannot write 'ok.csv/m.onnx'
+export --onnx m.onnx :: 'RUN'; fedtail export --help
+export runs/net :: '--onnx'; fedtail export --help
+export empty --onnx m.onnx :: 'empty' has no model.json
+export runs/net --onnx m.pt2 :: 'm.pt2' must end in '.onnx'
+export runs/net --onnx m.onnx --site north :: no per-site decisions
+export runs/net --onnx ok.csv/m.onnx :: cannot write 'ok.csv/m.onnx'
 
 # methods, data
 methods fedavg :: 'fedavg'; fedtail methods --help

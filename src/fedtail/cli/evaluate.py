@@ -27,7 +27,7 @@ Data = Annotated[Path, typer.Argument(help="A table, or a folder of images by si
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "--run", help="Run folder, exported .onnx file, or file.py:name of a fitted scikit-learn classifier."
+        "--run", "--model", help="Run folder, exported .onnx file, or file.py:name of a fitted scikit-learn classifier."
     ),
 ]
 Label = Annotated[str | None, typer.Option(help="Column that holds the class; default: as trained.")]

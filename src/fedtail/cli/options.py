@@ -32,7 +32,7 @@ Workers = Annotated[
     typer.Option(min=1, help="Number of parallel runs; by default as many as the cores allow, or one on a GPU."),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Discard the results of earlier calls and run everything again.")]
-RunFolder = Annotated[Path, typer.Option(help="Run folder of the trained model.")]
+RunFolder = Annotated[Path, typer.Option("--run", "--model", help="Run folder of the trained model.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Allow importing the model's module:callable.")]
 
 
