@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import majority_floor, summarize
 from fedtail.core.scores import Scores
 from fedtail.methods import METHODS
@@ -165,7 +166,7 @@ def _told(clients: dict[str, Any], counts: np.ndarray, level: float, seed: int) 
                 "reliability_before": reliable(before),
             }
         },
-        "tradeoff": tradeoff_of(after, rare, names[rare], 0.05),
+        "tradeoff": tradeoff_of(after, Decision().with_threshold(rare, 0.05, n), names),
     }
 
 

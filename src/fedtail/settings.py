@@ -313,6 +313,14 @@ class Settings(Section):
     def data_seed(self) -> int:
         return self.run.seed if self.data.seed is None else self.data.seed
 
+    def replaced(self, values: Mapping[str, Any]) -> Self:
+        """The same settings with other values, by dotted key, which are known to be sound."""
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            section, _, name = key.partition(".")
+            sections.setdefault(section, {})[name] = value
+        return self.model_copy(update={s: getattr(self, s).model_copy(update=part) for s, part in sections.items()})
+
     def to_toml(self) -> str:
         """The whole of it as a file."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))

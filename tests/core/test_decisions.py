@@ -230,9 +230,9 @@ def test_a_decision_survives_json_and_says_when_it_is_none() -> None:
 def test_the_cost_of_a_threshold_counts_misses_at_theirs_and_alarms_at_theirs() -> None:
     p, y = draw(400, 3, 1.0, 8, rare=0.3)
     scores = Scores.of(p, y)
-    free = tradeoff_of(scores, 2, "c", None)
-    costs = [[0.0, 0.0, 3.0], [0.0, 0.0, 5.0], [20.0, 40.0, 0.0]]  # an alarm costs 4 on average, a miss 30
-    found = tradeoff_of(scores, 2, "c", None, costs)["cost"]
+    free = tradeoff_of(scores, Decision().with_threshold(2, 0.5, 3), "abc")
+    costs = ((0.0, 0.0, 3.0), (0.0, 0.0, 5.0), (20.0, 40.0, 0.0))  # an alarm costs 4 on average, a miss 30
+    found = tradeoff_of(scores, Decision(costs=costs).with_threshold(2, 0.5, 3), "abc")["cost"]
     by_hand = (30 * np.array(free["missed"]) + 4 * np.array(free["false_alarms"])) / scores.n
     np.testing.assert_allclose(found, by_hand, atol=1e-4)
     assert max(free["missed"]) > 0 and max(free["false_alarms"]) > 0

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
-from fedtail.runs.config import check_config, layered
+from fedtail.runs.config import check_config
 from fedtail_experiments.bench.leaderboard import rank_submissions, to_markdown, write_board
 from fedtail_experiments.bench.running import (
     Row,

@@ -18,10 +18,10 @@ from fedtail.files import write_atomically
 from fedtail.methods import METHODS
 from fedtail.registry import is_own
 from fedtail.rounds.history import plain
-from fedtail.runs.config import check_config, layered
+from fedtail.runs.config import check_config
 from fedtail.study.cells import Cell, Outcome
 from fedtail_experiments.bench.suite import Set, Suite, measured
-from fedtail_experiments.paper.grid import slug
+from fedtail_experiments.paper.grid import layered, slug
 from fedtail_experiments.paper.search import Trial, race_trials, search_space
 
 Run = Callable[[str, Sequence[Cell]], list[Outcome]]

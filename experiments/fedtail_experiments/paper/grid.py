@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedtail.errors import FedtailError, one_of
-from fedtail.runs.config import changed, check_config, layered, options_of, takes
+from fedtail.runs.config import REGISTRIES, changed, check_config, set_key, settled_later
+from fedtail.settings import Named, Settings
 from fedtail.study.cells import Cell, seeds_of
 from fedtail_experiments.paper.recipes import load_recipes, load_tuned
 
@@ -166,6 +167,31 @@ def with_overrides(cells: Sequence[tuple[Place, Cell]], values: Mapping[str, Any
                 "set only what this grid does not vary"
             )
     return out
+
+
+def takes(config: Settings, key: str) -> bool:
+    """Whether a dotted key means anything to what a config names: ``rates.rate`` does to uniform, not to FedHOO."""
+    section = key.partition(".")[0]
+    part = getattr(config, section, None)
+    if not isinstance(part, Named) or settled_later(section, part.name) or part.name not in REGISTRIES[section]:
+        return True  # nothing is chosen there yet; the key is checked when it is set, or when the model is built
+    return key in options_of(config, section)
+
+
+def options_of(config: Settings, section: str) -> list[str]:
+    """The dotted keys of a section that names a registered entry: its own and that entry's options."""
+    part = getattr(config, section)
+    own = REGISTRIES[section].options(part.name) if part.name in REGISTRIES[section] else {}
+    return [f"{section}.{name}" for name in (*type(part).model_fields, *own)]
+
+
+def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Nested dictionaries from layers of dotted keys, later ones on top."""
+    raw: dict[str, Any] = {}
+    for layer in layers:
+        for key in sorted(layer, key=lambda k: not k.endswith(".name")):  # names first: they clear options
+            set_key(raw, key, layer[key])
+    return raw
 
 
 def slug(text: str) -> str:

@@ -20,10 +20,10 @@ from fedtail.core.halving import halving, lengths
 from fedtail.core.random import generator
 from fedtail.errors import one_of, writing
 from fedtail.methods import METHODS
-from fedtail.runs.config import check_config, layered
+from fedtail.runs.config import check_config
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.compare import validation_score
-from fedtail_experiments.paper.grid import slug
+from fedtail_experiments.paper.grid import layered, slug
 from fedtail_experiments.paper.recipes import load_recipes, load_toml
 
 Runner = Callable[[Sequence[Cell]], list[Outcome]]

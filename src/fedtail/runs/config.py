@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +149,13 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
     for section, registry in REGISTRIES.items():
         part: Named = getattr(settings, section)
         if (known := registry.canonical(part.name)) != part.name:
-            part = part.model_copy(update={"name": known})
-            settings = settings.model_copy(update={section: part})
-        if not _settled_later(section, part.name):
-            options = registry.check(part.name, part.options)
-            settings = settings.model_copy(update={section: part.model_copy(update=options)})
-    settings = with_fixed(settings)
+            settings = settings.replaced({f"{section}.name": known})
+        if not settled_later(section, known):
+            options = registry.check(known, part.options)
+            settings = settings.replaced({f"{section}.{key}": value for key, value in options.items()})
+    settings = settings.replaced(METHODS[settings.method.name].fixed)
     check_optimizer(METHODS[settings.method.name], settings.local.optimizer)
     return settings
-
-
-def with_fixed(settings: Settings) -> Settings:
-    """The settings with those values that their method needs."""
-    raw: dict[str, Any] = {}
-    for key, value in METHODS[settings.method.name].fixed.items():
-        set_key(raw, key, value)
-    sections = {name: getattr(settings, name).model_copy(update=values) for name, values in raw.items()}
-    return settings.model_copy(update=sections)
 
 
 def check_fixed(settings: Settings, given: Mapping[str, Any]) -> None:
@@ -188,34 +178,9 @@ def changed(config: Settings, values: Mapping[str, Any]) -> Settings:
     return check_config(raw)
 
 
-def takes(config: Settings, key: str) -> bool:
-    """Whether a dotted key means anything to what a config names: ``rates.rate`` does to uniform, not to FedHOO."""
-    section = key.partition(".")[0]
-    part = getattr(config, section, None)
-    if not isinstance(part, Named) or _settled_later(section, part.name) or part.name not in REGISTRIES[section]:
-        return True  # nothing is chosen there yet; the key is checked when it is set, or when the model is built
-    return key in options_of(config, section)
-
-
-def _settled_later(section: str, name: str) -> bool:
+def settled_later(section: str, name: str) -> bool:
     """Whether options can only be checked once the data is there: a model chosen by its shape, or the user's own."""
     return section == "model" and (name == "auto" or ":" in name)
-
-
-def options_of(config: Settings, section: str) -> list[str]:
-    """The dotted keys of a section that names a registered entry: its own and that entry's options."""
-    part = getattr(config, section)
-    own = REGISTRIES[section].options(part.name) if part.name in REGISTRIES[section] else {}
-    return [f"{section}.{name}" for name in (*type(part).model_fields, *own)]
-
-
-def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Nested dictionaries from layers of dotted keys, later ones on top."""
-    raw: dict[str, Any] = {}
-    for layer in layers:
-        for key in sorted(layer, key=lambda k: not k.endswith(".name")):  # names first: they clear options
-            set_key(raw, key, layer[key])
-    return raw
 
 
 def parse_value(text: str) -> Any:
@@ -269,7 +234,7 @@ def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
         default = getattr(Settings(), section)
         registry = REGISTRIES[section]
         if part.get("name", default.name) != value:
-            known = value in registry and not _settled_later(section, value)
+            known = value in registry and not settled_later(section, value)
             keep = set(type(default).model_fields) | (set(registry.options(value)) if known else set())
             for old in [k for k in part if k not in keep]:
                 del part[old]

@@ -26,7 +26,7 @@ from fedtail.rounds.search import begin_search
 from fedtail.rounds.state import State
 from fedtail.rounds.validation import exhausted
 from fedtail.runs.build import Run, build, build_federation, load_pooled
-from fedtail.runs.config import check_fixed, result_keys, suggestions, with_fixed
+from fedtail.runs.config import check_fixed, result_keys, suggestions
 from fedtail.runs.decide import check_decision
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed
 from fedtail.runs.record import read_history, read_timings
@@ -83,7 +83,12 @@ def fit(
         if key in settings:
             raise FedtailError(f"{key} has no effect in fit(), which does not write to disk; use result.save(folder)")
     if not isinstance(federation, Federation):
-        federation, model = _of_rows(federation, model, sites), None
+        if model is None or isinstance(model, nn.Module | str):
+            raise FedtailError(
+                f"fit() got a {type(federation).__name__}, not a Federation; pass fit(X, y, sites=...), or build one "
+                "with Federation.from_rows, from_tables, from_images or from_arrays"
+            )
+        federation, model = Federation.from_rows(federation, model, sites), None
     elif sites is not None:
         raise FedtailError("sites go with rows, fit(X, y, sites=...); a federation has its own")
     if not isinstance(model, nn.Module | str | None):
@@ -91,15 +96,13 @@ def fit(
     if not isinstance(method, Method | str | None):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
     given = said_keys(settings)
-    chosen = Settings.of(**settings)
     own = isinstance(model, nn.Module)
-    named = {"name": OWN_MODULE if own else model or "auto"}
+    chosen = Settings.of(**settings).replaced({"model.name": OWN_MODULE if own else model or "auto"})
     chosen = chosen.model_copy(
         update={
             "data": DataSettings(name=federation.name, clients=federation.n_clients),
-            "model": chosen.model.model_copy(update=named),
             "method": _method_section(method),
-            "rates": RatesSettings() if rates is None else _rates_section(rates),
+            "rates": _rates_section(rates),
         }
     )
     if federation.own:
@@ -107,30 +110,20 @@ def fit(
         beside |= {"method.name"} if method is not None else set()
         validates = any(len(rows) for rows in federation.validation)
         suggested = suggestions(federation.own, chosen, given | beside, validates=validates)
-        chosen = _updated(chosen, {key: value for key, value in suggested.items() if not key.startswith("data.")})
+        chosen = chosen.replaced({key: value for key, value in suggested.items() if not key.startswith("data.")})
     check_fixed(chosen, {key: value for key, value in flatten(chosen.model_dump()).items() if key in given})
-    chosen = with_fixed(chosen)
+    chosen = chosen.replaced(METHODS[chosen.method.name].fixed)
     check_effects(chosen, given)
     made = build(
         chosen,
         federation,
-        module=model if own else None,  # type: ignore[arg-type]
+        module=model if isinstance(model, nn.Module) else None,
         method=method if isinstance(method, Method) else None,
         rates=rates if isinstance(rates, RateStrategy) else None,
     )
     if own:  # what a name cannot say
-        made = replace(made, settings=_updated(made.settings, {"model.name": "auto"}))
+        made = replace(made, settings=made.settings.replaced({"model.name": "auto"}))
     return play(made, on_round=on_round, on_progress=on_progress)
-
-
-def _of_rows(x: Any, y: Any, sites: Any) -> Federation:
-    """The federation of ``fit(X, y, sites=...)``."""
-    if y is None or isinstance(y, nn.Module | str):
-        raise FedtailError(
-            f"fit() got a {type(x).__name__}, not a Federation; pass fit(X, y, sites=...), or build one with "
-            "Federation.from_rows, from_tables, from_images or from_arrays"
-        )
-    return Federation.from_rows(x, y, sites)
 
 
 OWN_MODULE = "own:module"
@@ -147,17 +140,16 @@ def said_keys(keywords: Mapping[str, Any]) -> set[str]:
 
 
 def _method_section(method: Method | str | None) -> MethodSettings:
-    if method is None:
-        return MethodSettings()
-    return (
-        MethodSettings(name=METHODS.canonical(method))
-        if isinstance(method, str)
-        else MethodSettings(name=method.name, **method.config())
-    )
+    """The section ``method`` that says the same."""
+    if isinstance(method, Method):
+        return MethodSettings(name=method.name, **method.config())
+    return MethodSettings() if method is None else MethodSettings(name=METHODS.canonical(method))
 
 
-def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> RatesSettings:
-    """The section ``rates`` that says the same."""
+def _rates_section(rates: RateStrategy | str | float | Sequence[float] | None) -> RatesSettings:
+    """The same for rates."""
+    if rates is None:
+        return RatesSettings()
     if isinstance(rates, RateStrategy):
         return RatesSettings(name=rates.name, **({} if rates.searches == "rate" else {"searches": rates.searches}))
     if isinstance(rates, str):
@@ -165,15 +157,6 @@ def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> Rates
     if isinstance(rates, (int, float)):
         return RatesSettings(name="uniform", rate=rates)
     return RatesSettings(name="fixed", rates=[float(rate) for rate in rates])
-
-
-def _updated(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The same settings with other values, by dotted key, which are known to be sound."""
-    for key, value in values.items():
-        section, name = key.split(".")
-        part = getattr(settings, section).model_copy(update={name: value})
-        settings = settings.model_copy(update={section: part})
-    return settings
 
 
 def _signature() -> inspect.Signature:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from fedtail.core.promise import cost_bound
 from fedtail.core.scores import Scores
 from fedtail.data.inspection import About
 from fedtail.errors import FedtailError
-from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.history import influence_of, plain
 from fedtail.rounds.race import race_of
@@ -33,6 +31,8 @@ from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 from fedtail.words import aligned, html_table
 
+TOLD = ("titles", "test", "confusion", "validation", "sites", "worst", "curves", "tradeoff", "floor", "rates")
+"""What ``result.json`` has of a result as it is."""
 MOST_COLUMNS = 6
 """Metrics of a printed result, those that say most."""
 
@@ -132,25 +132,14 @@ class Result:
 
     def outcome(self) -> dict[str, Any]:
         """The contents of ``result.json``."""
+        decided = describe_decision(self.decision, self.about.classes)
         return {
-            "titles": self.titles,
             **({"model": name} if (name := self.architecture.get("name")) else {}),
-            "test": self.test,
-            "confusion": self.confusion,
-            "validation": self.validation,
-            "sites": self.sites,
-            "worst": self.worst,
-            "curves": self.curves,
-            "tradeoff": self.tradeoff,
-            **({} if self.before is None else {"decision": self._decided(), "before": self.before}),
-            "floor": self.floor,
-            "rates": self.rates,
+            **{name: getattr(self, name) for name in TOLD},
+            **({} if self.before is None else {"decision": decided, "before": self.before}),
             **self.summary,
             **({} if self.verdict is None else {"verdict": self.verdict.record(self.folder)}),
         }
-
-    def _decided(self) -> dict[str, Any]:
-        return describe_decision(self.decision, self.about.classes)
 
     def report(self, path: str | Path | None = None) -> Path:
         """One self-contained HTML page; in the run folder unless ``path`` is given."""
@@ -199,21 +188,21 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     best = state.best if settings.run.select == "best" else None
     x = kept_model(problem, settings, state)
     decisions = choose_decisions(problem, x, settings.decision, about.classes)
-    splits = score_splits(problem, x, decisions)
+    common, splits = decisions.common, score_splits(problem, x, decisions)
     before = None if decisions.plain else score_splits(problem, x)
     pooled, validated = splits["test"].pooled, splits["validation"].pooled
     confusion = problem.engine.confusion(x, "test") if pooled is None or decisions.plain else pooled.confusion
     problem.model.load(x)
     problem.model.module.eval()
     last, rates = state.history[-1] if state.history else {}, problem.rates
-    floor = {}
+    race, floor = race_of(rates), {}
     if about.test_counts is not None:
         counts = about.train_counts
         majority = None if counts is None else int(counts.argmax())
         floor = majority_floor(about.test_counts, majority, problem.background)
     optional = {
         "importance": importance_of(problem.model.module),
-        "found": {**problem.settled, **_won(rates)},
+        "found": problem.settled | ({} if race is None or race.racing else {"lr": race.lr}),
         "influence": influence_of(state.history, problem.engine.n_clients),
     }
     summary: dict[str, Any] = {
@@ -223,7 +212,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "refused": sum(len(r["refused"]) for r in state.history),
         **{name: value for name, value in optional.items() if value},
         **{key: last[key] for key in ("searched", "privacy") if key in last},
-        **_cost(validated, decisions.common, settings.decision.confidence),
+        **_cost(validated, common, settings.decision.confidence),
         "engine": problem.engine.info(),
     }
     test = metrics_of_test(problem, splits, confusion)
@@ -234,15 +223,13 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         x=x,
         test=test,
         before=None if before is None or plainly is None else metrics_of_test(problem, before),
-        decision=decisions.common
-        if validated is None or not decisions.plain
-        else decisions.common.with_sets(validated),
+        decision=common if validated is None or not decisions.plain else common.with_sets(validated),
         site_decisions={about.sites[k]: decision for k, decision in decisions.sites.items()},
         validation={} if validated is None else problem.metrics(validated.confusion, validated),
         sites=site_rows(about, splits, before, decisions),
         worst=worst_of(about.sites, splits, before),
         curves=curves_of(splits, before, about.classes),
-        tradeoff=_tradeoff(validated, decisions.common, about.classes),
+        tradeoff=tradeoff_of(validated, common, about.classes),
         confusion=confusion,
         floor=floor,
         rates=rates.rates if rates.searches == "rate" else rates.base_rates,
@@ -271,18 +258,3 @@ def _cost(scores: Scores | None, decision: Decision, confidence: float) -> dict[
     mean, bound = cost_bound(scores.confusion, np.asarray(decision.costs), confidence)
     return {"cost": {"mean": mean, "bound": bound, "confidence": confidence, "samples": scores.n}}
 
-
-def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str]) -> dict[str, Any]:
-    """Return what each threshold of the class to find, or of the rarest, would give."""
-    if scores is None or not scores.n:
-        return {}
-    support = scores.bins[:, 1].sum(-1).astype(float)
-    target = int(np.where(support > 0, support, np.inf).argmin()) if decision.target is None else decision.target
-    chosen = None if decision.target is None else decision.thresholds[decision.target]
-    return tradeoff_of(scores, target, classes[target], chosen, decision.costs)
-
-
-def _won(rates: RateStrategy) -> dict[str, float]:
-    """The learning rate that a race settled on."""
-    race = race_of(rates)
-    return {"lr": race.lr} if race is not None and not race.racing else {}

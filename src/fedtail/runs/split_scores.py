@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.decisions import Decisions
+from fedtail.core.decisions import Decision, Decisions
 from fedtail.core.scores import Scores, curve, reliability
 from fedtail.data.inspection import About
 from fedtail.rounds.state import Problem
@@ -36,38 +36,28 @@ class SplitScores:
         return {k: row for k, row in self.sites.items() if k >= 0}
 
     @property
-    def spread(self) -> dict[str, Any]:
-        """The worst site, the mean and the spread over sites; empty where nobody has samples of their own."""
-        return over_sites(self.comparable, SITE_METRIC)
-
-    @property
     def comparable(self) -> dict[int, float]:
         """Client -> macro F1, but for those with samples of one class alone: always answering it would make it 1."""
         rows = {k: row for k, row in self.own.items() if np.count_nonzero(row["per_class_support"]) > 1}
         return {k: float(row[SITE_METRIC]) for k, row in rows.items()}
-
-    def metrics(self, problem: Problem, confusion: np.ndarray, sites: SplitScores) -> dict[str, Any]:
-        """Every metric of the sum; ``sites``: where the worst site is looked up."""
-        return problem.metrics(confusion, self.pooled, list(sites.comparable.values()) or None)
 
 
 Splits = Mapping[str, SplitScores]
 """``validation`` and ``test``."""
 
 
-def score_split(problem: Problem, x: Tensor, split: str, decisions: Decisions | None = None) -> SplitScores:
-    """A model on ``test`` or ``validation``; the counts of one site after the other are in memory."""
-    pooled: Scores | None = None
-    sites: dict[int, dict[str, Any]] = {}
-    for k, scores in problem.engine.scores(x, split, decisions):
-        pooled = scores if pooled is None else pooled + scores
-        if scores.n:
-            sites[k] = problem.metrics(scores.confusion, scores)
-    return SplitScores(pooled, sites)
-
-
 def score_splits(problem: Problem, x: Tensor, decisions: Decisions | None = None) -> Splits:
-    return {split: score_split(problem, x, split, decisions) for split in SPLITS}
+    """A model on both splits; the counts of one site after the other are in memory."""
+    splits = {}
+    for split in SPLITS:
+        pooled: Scores | None = None
+        sites: dict[int, dict[str, Any]] = {}
+        for k, scores in problem.engine.scores(x, split, decisions):
+            pooled = scores if pooled is None else pooled + scores
+            if scores.n:
+                sites[k] = problem.metrics(scores.confusion, scores)
+        splits[split] = SplitScores(pooled, sites)
+    return splits
 
 
 def metrics_of_test(problem: Problem, splits: Splits, confusion: np.ndarray | None = None) -> dict[str, Any]:
@@ -76,7 +66,8 @@ def metrics_of_test(problem: Problem, splits: Splits, confusion: np.ndarray | No
     test = splits["test"]
     counts = test.pooled.confusion if confusion is None and test.pooled is not None else confusion
     assert counts is not None
-    return test.metrics(problem, counts, test if test.own else splits["validation"])
+    each = (test if test.own else splits["validation"]).comparable
+    return problem.metrics(counts, test.pooled, list(each.values()) or None)
 
 
 def curves_of(splits: Splits, before: Splits | None, classes: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -120,31 +111,33 @@ def reliable(scores: Scores) -> dict[str, list[float]]:
     }
 
 
-def tradeoff_of(
-    scores: Scores, target: int, name: str, chosen: float | None, costs: Sequence[Sequence[float]] = ()
-) -> dict[str, Any]:
-    """What each threshold of a class would give: how many of it are found, missed, and called in vain. With costs also
-    what misses and false alarms of this class against the rest cost on average, each at its mean over the others."""
-    bins = scores.bins[target]
-    thresholds, precision, recall = curve(bins)
-    support, n = int(bins[1].sum()), scores.n
+def tradeoff_of(scores: Scores | None, decision: Decision, classes: Sequence[str]) -> dict[str, Any]:
+    """What each threshold of the class to find, or of the rarest, would give: how many of it are found, missed, and
+    called in vain. With costs also what misses and false alarms of this class against the rest cost on average, each at
+    its mean over the others. Empty without samples."""
+    if scores is None or not scores.n:
+        return {}
+    cases = scores.bins[:, 1].sum(-1)
+    target = int(np.where(cases > 0, cases, np.inf).argmin()) if decision.target is None else decision.target
+    thresholds, precision, recall = curve(scores.bins[target])
+    support, n = int(cases[target]), scores.n
     at = np.unique(np.linspace(0, len(thresholds) - 1, 2 * POINTS).astype(int)) if len(thresholds) else np.empty(0, int)
     hit = recall[at] * support
     alarms = np.rint(hit / np.maximum(precision[at], 1e-12) - hit)
     out: dict[str, Any] = {
-        "class": name,
+        "class": classes[target],
         "split": "validation",
         "threshold": thresholds[at].round(6).tolist(),
         "recall": recall[at].round(5).tolist(),
         "precision": precision[at].round(5).tolist(),
         "false_alarms": alarms.astype(int).tolist(),
         "missed": np.rint(support - hit).astype(int).tolist(),
-        "chosen": chosen,
+        "chosen": None if decision.target is None else decision.thresholds[target],
         "samples": n,
         "support": support,
     }
-    if len(costs):
-        table = np.asarray(costs, dtype=np.float64)
+    if decision.costs:
+        table = np.asarray(decision.costs, dtype=np.float64)
         others = np.arange(len(table)) != target
         miss, alarm = table[target, others].mean(), table[others, target].mean()
         out["cost"] = ((miss * (support - hit) + alarm * alarms) / max(n, 1)).round(6).tolist()
@@ -173,14 +166,11 @@ def worst_of(names: Sequence[str], splits: Splits, before: Splits | None) -> dic
     split = "test" if splits["test"].own else "validation"
 
     def named(scores: SplitScores) -> dict[str, Any]:
-        spread = scores.spread
-        if not spread:
-            return {}
-        worst = {"site": names[spread["client"]], "value": spread["worst"]}
-        return worst | {key: spread[key] for key in ("mean", "spread")}
+        found = over_sites(scores.comparable, SITE_METRIC)
+        worst = {"site": names[found["client"]], "value": found["worst"]} if found else {}
+        return worst | {key: found[key] for key in ("mean", "spread") if found}
 
-    worst = named(splits[split])
-    if not worst:
+    if not (worst := named(splits[split])):
         return {}
     out = {"metric": SITE_METRIC, "split": split, **worst}
     return out if before is None else {**out, "before": named(before[split])}

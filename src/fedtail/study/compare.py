@@ -105,10 +105,8 @@ def comparison_cells(configs: Mapping[str, Settings], seeds: int, lrs: Sequence[
     cells = []
     for name, config in configs.items():
         for lr in (not METHODS[config.method.name].fixed and lrs) or (config.local.lr,):
-            local = config.local.model_copy(update={"lr": lr})
-            tried = config.model_copy(update={"local": local})
             label = f"{config.data.name}-{name}" + (f"-lr{lr:g}" if lrs else "")
-            cells += seeds_of(tried, label, range(config.run.seed, config.run.seed + seeds))
+            cells += seeds_of(config.replaced({"local.lr": lr}), label, range(config.run.seed, config.run.seed + seeds))
     return cells
 
 

@@ -32,8 +32,10 @@ from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions, common_goal
 from fedtail.runs.record import FOLDER, AtSite, RunRecord, Yardstick, load_yardstick
 from fedtail.runs.saved import load_model
-from fedtail.settings import DecisionSettings, PrivacySettings, Settings
+from fedtail.settings import Settings
 
+PLAIN = {"decision.calibrate": "none", "decision.goal": "argmax", "decision.scope": "global"}
+"""The likeliest class, which needs no validation data."""
 MOST_ALONE = 20
 """Most sites that are trained alone: of more, so many from the largest to the smallest."""
 Measured = tuple[dict[str, Any], tuple[AtSite, ...], dict[str, list[list[int]]]]
@@ -220,26 +222,16 @@ def one_client(federation: Federation, members: Iterable[int], name: str) -> Fed
 def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, Decision]:
     """The model of a federation of one, and how it answers. Without validation data it takes the learning rate that the
     run found, its last model and the likeliest class."""
-    settings = setup.settings
-    run: dict[str, Any] = {"participation": 1.0}
-    local: dict[str, Any] = {}
-    wanted = settings.decision if len(one.validation[0]) else DecisionSettings()
+    settings = setup.settings.replaced({"run.participation": 1.0, "privacy.mode": "none"})
     if not len(one.validation[0]):
-        run |= {"select": "last", "patience": 0}
-        usual = usual_lrs(settings.local.optimizer)[0]
-        local |= {"lr": setup.run.result.get("found", {}).get("lr", usual)} if settings.local.lr == "auto" else {}
-    settings = settings.model_copy(
-        update={
-            "run": settings.run.model_copy(update=run),
-            "local": settings.local.model_copy(update=local),
-            "privacy": PrivacySettings(),
-            "decision": wanted,
-        }
-    )
+        settings = settings.replaced({"run.select": "last", "run.patience": 0, **PLAIN})
+        if settings.local.lr == "auto":
+            usual = usual_lrs(settings.local.optimizer)[0]
+            settings = settings.replaced({"local.lr": setup.run.result.get("found", {}).get("lr", usual)})
     problem = build(settings, replace(setup.ready, federation=one), rates=Uniform(1, rate)).problem
     try:
         kept = kept_model(problem, settings, run_rounds(problem, settings, problem.begin()))
-        decision = choose_decisions(problem, kept, wanted, one.classes).at(0)
+        decision = choose_decisions(problem, kept, settings.decision, one.classes).at(0)
     finally:
         problem.engine.close()
     problem.model.load(kept)
