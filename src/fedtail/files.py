@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tomllib
 from pathlib import Path
+from typing import Any
+
+from fedtail.errors import FedtailError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file in one step."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     sync(partial)
     partial.replace(path)
+
+
+def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+    """A TOML file, or one line that says what is wrong with it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailError(f"{str(path)!r} is not valid TOML: {error}{hint}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or one line that says what is wrong with the file; nothing where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedtailError(f"{path}: not a valid JSON file ({error})") from error
+    if not isinstance(content, dict):
+        raise FedtailError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
 
 
 def sync(path: Path) -> None:

@@ -31,6 +31,7 @@ from fedtail_experiments.bench.running import (
 )
 from fedtail_experiments.bench.suite import MEASURES, Set, Suite, load_suite, measured
 from fedtail_experiments.cli.bench import print_board, runner, submissions
+from fedtail_experiments.paper.grid import layered
 from fedtail_experiments.paper.search import search_space
 
 SMALL = Suite(

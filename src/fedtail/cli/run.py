@@ -13,6 +13,7 @@ from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_
 from fedtail.cli.progress import RoundProgress, console, print_notes, terminal
 from fedtail.cli.tables import print_block
 from fedtail.core.metrics import shown
+from fedtail.files import read_json
 from fedtail.report import load_run, write_run_report
 from fedtail.report.blocks import Table
 from fedtail.report.comparison import comparisons
@@ -58,8 +59,7 @@ def run_command(
             progress.start(folder, done)
             if live is not None:
                 live.folder = folder
-            about = json.loads((folder / "clients.json").read_text())
-            print_notes(about["notes"])
+            print_notes(read_json(folder / "clients.json")["notes"])
 
         result = run(
             config,

@@ -118,7 +118,7 @@ def _rates(
         text = tomli_w.dumps({"rates": section}) if file.suffix == ".toml" else json.dumps({"rates": section}, indent=1)
         with writing(file):
             write_atomically(file, text)
-    sites = json.loads((folder / "clients.json").read_text())["sites"]
+    sites = list(result.about.sites)
     if not silent:
         rows = [[site, f"{value:.4g}"] for site, value in zip(sites, section["rates"], strict=True)]
         print_block(Table(rows, ["Client", section.get("searches", "rate")]), most=len(rows))

@@ -10,6 +10,7 @@ from typing import Any
 from fedtail.core.metrics import METRICS
 from fedtail.data.registry import DATASETS, FROM_SCRATCH, FROZEN, HEAD, OWN_TABLES, SUGGESTED, TREES
 from fedtail.errors import FedtailError, one_of
+from fedtail.files import read_toml
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import check_optimizer
 from fedtail.models import MODELS
@@ -215,11 +216,7 @@ def read_config(path: Path) -> dict[str, Any]:
         path = path / "config.toml"
     if not path.is_file():
         raise FedtailError(f"config file {str(path)!r} does not exist; give a TOML file or a run folder, e.g. runs/x")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        hint = "; for your own table, use --table" if path.suffix in (".csv", ".tsv", ".parquet") else ""
-        raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}{hint}") from None
+    return read_toml(path, "; for your own table, use --table" if path.suffix in (".csv", ".tsv", ".parquet") else "")
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any) -> None:

@@ -26,6 +26,8 @@ from fedtail.errors import FedtailError, writing
 from fedtail.runs.saved import SavedModel
 
 OUTPUTS = ("probabilities", "answer")
+KEPT = ("classes", "input_shape", "preprocessing", "data", "decision", "encoder")
+"""What the file has of ``model.json``."""
 
 
 class Decided(nn.Module):
@@ -143,16 +145,9 @@ def _graph(program: torch.export.ExportedProgram, takes: str, *gives: str) -> An
 
 
 def _description(model: SavedModel) -> str:
-    about = {
-        "classes": list(model.classes),
-        "input_shape": list(model.input_shape),
-        "preprocessing": model.preprocessing,
-        "data": model.name,
-        **({} if model.decision == Decision() else {"decision": model.decision.to_json()}),
-        **({"sites": model.architecture["sites"]} if "sites" in model.architecture else {}),
-        **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
-    }
-    return json.dumps(about)
+    told, sites = model.describe(), model.architecture.get("sites")
+    kept = {key: told[key] for key in KEPT if key in told}
+    return json.dumps(kept if sites is None else {**kept, "sites": sites})
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import torch
 
 from fedtail.data.inspection import About
 from fedtail.errors import FedtailError, writing
-from fedtail.files import write_atomically
+from fedtail.files import read_json, write_atomically
 from fedtail.rounds.history import history_line, history_text, plain
 from fedtail.runs.config import first_difference, load_config
 from fedtail.runs.record import read_timings
@@ -126,8 +126,7 @@ def begin_folder(
 def write_clients(folder: Path, about: About, titles: Mapping[str, Any]) -> None:
     """``clients.json``: sites, classes and sizes, as they are known now, and how to get the same again."""
     path = folder / "clients.json"
-    made = json.loads(path.read_text()).get("made") if path.is_file() else None
-    clients = {**clients_of(about, titles), "made": made or provenance()}
+    clients = {**clients_of(about, titles), "made": read_json(path).get("made") or provenance()}
     write_atomically(path, json.dumps(plain(clients)))
 
 

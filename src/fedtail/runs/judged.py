@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +87,17 @@ class Judged:
         return {str(name): self.part(self.sites == name) for name in np.unique(self.sites)}
 
 
-Read = Callable[[dict[str, Any], tuple[str, ...]], "_Rows"]
-"""Reads the rows for a model with this preprocessing and these classes."""
+@dataclass(frozen=True)
+class _Source:
+    """A model of whatever kind."""
+
+    classes: tuple[str, ...]
+    decision: Decision
+    inputs: Callable[[Any, list[str]], Any]
+    """Rows as they are read -> the model's input; appends notes."""
+    probabilities: Callable[[Any], np.ndarray]
+    """The model's input -> (N, C) before the decision's calibration."""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
 
 
 def judge(
@@ -111,86 +119,78 @@ def judge(
         label: the label column; default: the one trained on. site: the column that names the site, likewise.
         keep: columns of the table that identify rows. allow_code: whether code that ``model`` names may be imported.
     """
-    read = partial(_read, data, label, site, keep)
-    if isinstance(model, SavedModel):
-        return _saved(model, read)
+    source = _source(model, label, site, allow_code)
+    rows = _read(data, label, site, keep, source)
+    x = source.inputs(rows.input, rows.notes)
+    raw = np.empty((len(x), len(source.classes)), dtype=np.float32)
+    owner = np.zeros(len(x)) if rows.sites is None else rows.sites
+    for one in np.unique(owner):  # as sites would: rows that go through a network together can change its last bits
+        kept = np.flatnonzero(owner == one)
+        raw[kept] = source.probabilities(x[torch.from_numpy(kept)] if isinstance(x, Tensor) else x.iloc[kept])
+    return Judged(
+        classes=source.classes,
+        raw=raw,
+        decision=source.decision,
+        y=rows.y,
+        sites=rows.sites,
+        x=x if isinstance(x, Tensor) else None,
+        identity=rows.identity or {"row": np.arange(1, len(x) + 1)},
+        notes=tuple(rows.notes),
+        preprocessing=source.preprocessing,
+    )
+
+
+def _source(model: SavedModel | str | Path, label: str | None, site: str | None, allow_code: bool) -> _Source:
     if str(model).endswith(".onnx"):
-        return _onnx(Path(model), read)
-    if ":" not in str(model) or Path(model).exists():
-        return _saved(load_model(model, allow_code=allow_code), read)
+        return _onnx(Path(str(model)))
+    if isinstance(model, SavedModel) or ":" not in str(model) or Path(model).exists():
+        saved = model if isinstance(model, SavedModel) else load_model(model, allow_code=allow_code)
+        plain = replace(saved, decision=Decision()).probabilities
+        return _Source(saved.classes, saved.decision, saved.inputs, plain, saved.preprocessing)
     if not allow_code:
         raise FedtailError(f"--model {str(model)!r} is code; to import it, pass --allow-code")
     if label is None:
         raise FedtailError(f"model {str(model)!r} does not know the label column; name it with --label")
-    return _estimator(str(model), read, [label] if site is None else [label, site])
+    return _estimator(str(model), [label] if site is None else [label, site])
 
 
 @dataclass
 class _Rows:
     input: Any
-    classes: tuple[str, ...]
-    preprocessing: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     y: np.ndarray | None = None
     sites: np.ndarray | None = None
     identity: dict[str, Any] = field(default_factory=dict)
 
-    def judged(self, probabilities: Callable[[Any], np.ndarray], decision: Decision, x: Any) -> Judged:
-        """Predict site by site, as sites would: rows that go through a network together can change its last bits."""
-        raw = np.empty((len(x), len(self.classes)), dtype=np.float32)
-        sites = (
-            np.zeros(len(x), dtype=np.int64) if self.sites is None else np.unique(self.sites, return_inverse=True)[1]
-        )
-        for k in range(int(sites.max(initial=-1)) + 1):
-            kept = np.flatnonzero(sites == k)
-            raw[kept] = probabilities(x[torch.from_numpy(kept)] if isinstance(x, Tensor) else x.iloc[kept])
-        return Judged(
-            classes=self.classes,
-            raw=raw,
-            decision=decision,
-            y=self.y,
-            sites=self.sites,
-            x=x if isinstance(x, Tensor) else None,
-            identity=self.identity or {"row": np.arange(1, len(x) + 1)},
-            notes=tuple(self.notes),
-            preprocessing=self.preprocessing,
-        )
-
 
 def _read(
-    data: Path | pd.DataFrame,
-    label: str | None,
-    site: str | None,
-    keep: Sequence[str],
-    preprocessing: dict[str, Any],
-    classes: tuple[str, ...],
+    data: Path | pd.DataFrame, label: str | None, site: str | None, keep: Sequence[str], source: _Source
 ) -> _Rows:
     """Rows with labels and sites where they have some; what a column is called falls back on the training data."""
+    preprocessing = source.preprocessing
     if isinstance(data, pd.DataFrame) or (data.is_file() and is_table(data)):
         if isinstance(data, pd.DataFrame):
             table = from_frame(data)
         else:
-            table = (
-                read_for(data, preprocessing) if preprocessing else read_table(data, plain={label} if label else set())
-            )
+            plain = {label} if label else set()
+            table = read_for(data, preprocessing) if preprocessing else read_table(data, plain=plain)
         frame, columns = table.frame, list(table.frame.columns)
         for what, name in (("label", label), ("site", site), *(("kept", name) for name in keep)):
             if name is not None:
                 need_column(what, name, columns, f"table {table.name!r}")
         label, site = label or preprocessing.get("label"), site or preprocessing.get("site")
-        rows = _Rows(table, classes, preprocessing, identity={name: frame[name].to_numpy() for name in keep})
-        rows.y = _codes(frame[label], classes, rows.notes) if label in columns else None
+        rows = _Rows(table, identity={name: frame[name].to_numpy() for name in keep})
+        rows.y = _codes(frame[label], source.classes, rows.notes) if label in columns else None
         rows.sites = frame[site].astype(str).to_numpy() if site in columns else None
         return rows
     for flag, name in (("--label", label), ("--site", site), ("--keep", keep[0] if keep else None)):
         if name is not None:
             raise FedtailError(f"{flag} {name!r} names a column, but {str(data)!r} is not a table")
     if not data.is_dir():
-        identity = {} if data.suffix == ".npy" else {"file": [str(data)]}
-        return _Rows(data, classes, preprocessing, identity=identity)
+        return _Rows(data, identity={} if data.suffix == ".npy" else {"file": [str(data)]})
     files = image_files(data)
-    rows = _Rows(list(files), classes, preprocessing, identity={"file": [str(path) for path in files]})
-    places = np.array(class_places([path.parent.name for path in files], classes))
+    rows = _Rows(list(files), identity={"file": [str(path) for path in files]})
+    places = np.array(class_places([path.parent.name for path in files], source.classes))
     if (places >= 0).any():
         rows.y = places
         if any(path.parent.parent != data and path.parent != data for path in files):
@@ -210,13 +210,7 @@ def _codes(column: pd.Series[Any], classes: tuple[str, ...], notes: list[str]) -
     return y
 
 
-def _saved(model: SavedModel, read: Read) -> Judged:
-    rows = read(model.preprocessing, model.classes)
-    x = model.inputs(rows.input, rows.notes)
-    return rows.judged(replace(model, decision=Decision()).probabilities, model.decision, x)
-
-
-def _onnx(path: Path, read: Read) -> Judged:
+def _onnx(path: Path) -> _Source:
     try:
         import onnxruntime
     except ImportError:
@@ -227,41 +221,47 @@ def _onnx(path: Path, read: Read) -> Judged:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         about = json.loads(session.get_modelmeta().custom_metadata_map["fedtail"])
         classes, shape = tuple(about["classes"]), tuple(about["input_shape"])
+        preprocessing, known = about["preprocessing"], about.get("sites")
         decision = Decision.from_json(about.get("decision", {}))
     except (KeyError, ValueError, TypeError):
         raise FedtailError(f"{str(path)!r} was not written by `fedtail export`: it does not name its classes") from None
     except Exception as error:  # onnxruntime has an exception of its own for each way to be no ONNX file
         raise FedtailError(f"{str(path)!r} is not an ONNX file that can be run: {first_line(error)}") from None
-    rows = read(about["preprocessing"], classes)
-    x = prepare_inputs(rows.input, about["preprocessing"], shape, rows.notes)
-    if known := about.get("sites"):  # trees that split by the site take its number behind the row
-        sites = torch.from_numpy(site_numbers(rows.input, about["preprocessing"], known, len(x)))
-        x = torch.cat([x.float(), sites[:, None]], dim=1)
     name = session.get_inputs()[0].name
+
+    def inputs(rows: Any, notes: list[str]) -> Tensor:
+        x = prepare_inputs(rows, preprocessing, shape, notes)
+        if not known:
+            return x
+        sites = torch.from_numpy(site_numbers(rows, preprocessing, known, len(x)))
+        return torch.cat([x.float(), sites[:, None]], dim=1)  # trees that split by the site take its number last
 
     def probabilities(x: Tensor) -> np.ndarray:
         parts = (session.run(["probabilities"], {name: part.float().numpy()})[0] for part in x.split(1024))
         return np.concatenate(list(parts))
 
     # the graph has calibrated already
-    return rows.judged(probabilities, replace(decision, temperature=1.0, bias=()), x)
+    return _Source(classes, replace(decision, temperature=1.0, bias=()), inputs, probabilities, preprocessing)
 
 
-def _estimator(name: str, read: Read, not_inputs: Sequence[str]) -> Judged:
+def _estimator(name: str, not_inputs: Sequence[str]) -> _Source:
     model = load_object("model", name)
     if not hasattr(model, "predict_proba") or not hasattr(model, "classes_"):
         raise FedtailError(f"model {name!r} has no predict_proba and classes_; give a fitted classifier")
-    rows = read({}, tuple(str(c) for c in model.classes_))
-    if not isinstance(rows.input, Table):
-        raise FedtailError(f"model {name!r} takes tables; these rows are not one")
+    classes = tuple(str(c) for c in model.classes_)
+
+    def inputs(rows: Any, notes: list[str]) -> pd.DataFrame:
+        if not isinstance(rows, Table):
+            raise FedtailError(f"model {name!r} takes tables; these rows are not one")
+        return rows.frame.drop(columns=list(not_inputs))
 
     def probabilities(part: pd.DataFrame) -> np.ndarray:
         try:
             raw = np.asarray(model.predict_proba(part), dtype=np.float64)
         except Exception as error:
             raise in_user_code("model", name, error) from error
-        if raw.shape != (expected := (len(part), len(rows.classes))):
+        if raw.shape != (expected := (len(part), len(classes))):
             raise FedtailError(f"model {name!r}: predict_proba gave {raw.shape}, not {expected}")
         return raw
 
-    return rows.judged(probabilities, Decision(), rows.input.frame.drop(columns=list(not_inputs)))
+    return _Source(classes, Decision(), inputs, probabilities)

@@ -7,7 +7,6 @@ all data. ``boosting`` and ``logistic``: what a table's owner would do with all 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.evidence import Evidence
 from fedtail.core.metrics import METRICS, Metric, number_of
 from fedtail.core.promise import Promise
 from fedtail.errors import FedtailError
-from fedtail.files import write_atomically
+from fedtail.files import read_json, read_toml, write_atomically
 from fedtail.rounds.history import parse_history, parse_timings, plain
 from fedtail.words import percent, plural
 
@@ -191,20 +189,15 @@ def load_run(folder: Path | str) -> RunRecord:
         raise FedtailError(f"{str(folder)!r} is not a run folder: it has no {' and no '.join(missing)}")
     run = RunRecord(
         folder=folder,
-        config=_read_toml(folder / "config.toml"),
+        config=read_toml(folder / "config.toml"),
         history=read_history(folder),
-        clients=_read_json(folder / "clients.json"),
-        result=_read_json(folder / "result.json"),
+        clients=read_json(folder / "clients.json"),
+        result=read_json(folder / "result.json"),
         timings=read_timings(folder),
     )
-    for name, title in run._titles.get("metrics", {}).items():
-        METRICS.remember(name, Metric(name=name, title=title, function=_only_read))
+    for name, title in run._titles.get("metrics", {}).items():  # the user's own, whose values are in the run folder
+        METRICS.remember(name, Metric(name=name, title=title, function=lambda e: np.full(e.counts.shape[:-2], np.nan)))
     return run
-
-
-def _only_read(evidence: Evidence) -> np.ndarray:
-    """A metric of the user's own as a report knows it: its values are in the run folder."""
-    return np.full(evidence.counts.shape[:-2], np.nan)
 
 
 def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
@@ -231,25 +224,6 @@ def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
     if empty:
         raise FedtailError(f"{empty[0]!r} has not finished a round yet, so there is nothing to report")
     return runs
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedtailError(f"{path}: not a valid TOML file ({error})") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FedtailError(f"{path}: not a valid JSON file ({error})") from error
-    if not isinstance(content, dict):
-        raise FedtailError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

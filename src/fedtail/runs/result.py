@@ -257,4 +257,3 @@ def _cost(scores: Scores | None, decision: Decision, confidence: float) -> dict[
         return {}
     mean, bound = cost_bound(scores.confusion, np.asarray(decision.costs), confidence)
     return {"cost": {"mean": mean, "bound": bound, "confidence": confidence, "samples": scores.n}}
-

@@ -29,6 +29,7 @@ from fedtail.data.inspection import About, describe
 from fedtail.data.tables.labels import as_labels
 from fedtail.data.tables.read import Table, is_table
 from fedtail.errors import FedtailError, one_of
+from fedtail.files import write_atomically
 from fedtail.models import build_model
 from fedtail.models.device import check_device
 from fedtail.models.encoders.base import Encoding
@@ -97,7 +98,13 @@ class SavedModel:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {k: v.detach().cpu().contiguous().clone() for k, v in self.module.state_dict().items()}
-        about = {
+        write_atomically(folder / "model.safetensors", save(weights))
+        write_atomically(folder / "model.json", json.dumps(self.describe(), indent=1))
+        return folder
+
+    def describe(self) -> dict[str, Any]:
+        """The content of ``model.json``: everything but the weights."""
+        return {
             "format": FORMAT,
             "architecture": self.architecture,
             "input_shape": list(self.input_shape),
@@ -110,14 +117,6 @@ class SavedModel:
             **({} if self.decision == Decision() else {"decision": self.decision.to_json()}),
             **({"sites": {name: one.to_json() for name, one in self.sites.items()}} if self.sites else {}),
         }
-        for name, content in (
-            ("model.safetensors", save(weights)),
-            ("model.json", json.dumps(about, indent=1).encode()),
-        ):
-            partial = folder / f".{name}.partial"
-            partial.write_bytes(content)
-            partial.replace(folder / name)
-        return folder
 
     def at(self, site: str) -> SavedModel:
         """The same model with one site's decision rule: ``load_model("runs/x").at("DL").predict(rows)``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from fedtail.core.metrics import METRICS, lacking, signed
 from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
+from fedtail.files import read_json
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.runs.build import build_federation, prepare
@@ -161,14 +161,13 @@ def validation_score(outcome: Outcome, metric: str) -> float:
     for record in read_history(outcome.folder):
         last = record.get("validation") or last
     if metric not in last:
-        last = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8")).get("validation", {})
+        last = read_json(outcome.folder / "result.json").get("validation", {})
     return signed(metric, last.get(metric))
 
 
 def validation_size(outcome: Outcome) -> int:
     """Validation samples of all the run's clients together; 0 for a failed run."""
-    about = outcome.folder / "clients.json"
-    return sum(json.loads(about.read_text())["validation_sizes"]) if outcome.error is None else 0
+    return sum(read_json(outcome.folder / "clients.json")["validation_sizes"]) if outcome.error is None else 0
 
 
 def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
