@@ -3,26 +3,32 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError as FedtailError
 from fedtail.version import VERSION
 
 if TYPE_CHECKING:
-    from fedtail import data, datasets, methods, optim, rates
-    from fedtail.core.grouping import group_classes
-    from fedtail.core.resampling import resampled_counts
-    from fedtail.data import Federation, partition
-    from fedtail.report import write_run_report
-    from fedtail.report.life import write_life_report
-    from fedtail.runs.classifier import FederatedClassifier
-    from fedtail.runs.evaluate import evaluate
-    from fedtail.runs.execution import fit
-    from fedtail.runs.explain import importance
-    from fedtail.runs.judged import judge
-    from fedtail.runs.monitor import Watch
-    from fedtail.runs.recalibrate import recalibrate
-    from fedtail.runs.result import Result
-    from fedtail.runs.saved import SavedModel, load_model
-    from fedtail.study.plan import plan
+    from fedtail import data as data
+    from fedtail import datasets as datasets
+    from fedtail import methods as methods
+    from fedtail import optim as optim
+    from fedtail import rates as rates
+    from fedtail.core.grouping import group_classes as group_classes
+    from fedtail.core.resampling import resampled_counts as resampled_counts
+    from fedtail.data import Federation as Federation
+    from fedtail.data import partition as partition
+    from fedtail.report import write_run_report as write_run_report
+    from fedtail.report.life import write_life_report as write_life_report
+    from fedtail.runs.classifier import FederatedClassifier as FederatedClassifier
+    from fedtail.runs.evaluate import evaluate as evaluate
+    from fedtail.runs.execution import fit as fit
+    from fedtail.runs.explain import importance as importance
+    from fedtail.runs.judged import judge as judge
+    from fedtail.runs.monitor import Watch as Watch
+    from fedtail.runs.recalibrate import recalibrate as recalibrate
+    from fedtail.runs.result import Result as Result
+    from fedtail.runs.saved import SavedModel as SavedModel
+    from fedtail.runs.saved import load_model as load_model
+    from fedtail.study.plan import plan as plan
 
 __version__ = VERSION
 
@@ -64,28 +70,4 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-__all__ = [
-    "FederatedClassifier",
-    "Federation",
-    "FedtailError",
-    "Result",
-    "SavedModel",
-    "Watch",
-    "data",
-    "datasets",
-    "evaluate",
-    "fit",
-    "group_classes",
-    "importance",
-    "judge",
-    "load_model",
-    "methods",
-    "optim",
-    "partition",
-    "plan",
-    "rates",
-    "recalibrate",
-    "resampled_counts",
-    "write_life_report",
-    "write_run_report",
-]
+__all__ = sorted([*_HOMES, *_MODULES, "FedtailError"])

@@ -7,11 +7,12 @@ uses a setting reads. The ``[policy]`` and ``[worker]`` sections of a site's fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from fedtail.errors import FedtailError, not_of_kind, one_of, outside
 
@@ -332,19 +333,18 @@ class Settings(Section):
         Every key of ``model`` (but its name), ``local``, ``run`` and ``engine`` is a keyword; ``server`` and
         ``privacy`` are given whole.
         """
-        raw: dict[str, dict[str, Any]] = {section: {} for section in KEYWORD_SECTIONS}
+        raw: dict[str, Any] = {section: {} for section in KEYWORD_SECTIONS}
         for name, value in keywords.items():
             if name in WHOLE_SECTIONS:
-                raw[name] = dict(value) if isinstance(value, Mapping) else value.model_dump()
+                raw[name] = value.model_dump() if isinstance(value, Section) else value
             elif name in KEYWORDS:
                 raw[KEYWORDS[name]][name] = value
             elif gone := [key for key in RETIRED if key.endswith(f".{name}")]:
                 raise retired(gone[0], value)
             else:
                 raise one_of("setting", name, [*KEYWORDS, *WHOLE_SECTIONS])
-        whole = {name: name for name in WHOLE_SECTIONS}
         raw = current(raw, strict=True)
-        return checked(cls, raw, lambda *path: whole.get(path[0], "") + ("." if path[0] in whole else "") + path[-1])
+        return checked(cls, raw, lambda *path: ".".join(path) if path[0] in WHOLE_SECTIONS else path[-1])
 
 
 class Retired(NamedTuple):
@@ -462,7 +462,6 @@ def check_effects(settings: Settings, given: Container[str], decided: Container[
                 )
 
 
-BOUNDS = ("ge", "gt", "le", "lt")
 KEYWORD_SECTIONS = ("model", "local", "run", "engine")
 WHOLE_SECTIONS = ("server", "privacy", "decision")
 KEYWORDS = {
@@ -485,45 +484,45 @@ def checked(schema: type[S], raw: Mapping[str, Any], name: Callable[..., str] = 
 def explain(error: ValidationError, schema: type[BaseModel], name: Callable[..., str]) -> FedtailError:
     """The first fault in one line: the value, what is allowed, the fix."""
     first = error.errors()[0]
-    path, owner = tuple(str(p) for p in first["loc"]), schema
-    words = ""
-    if len(path) > 2 and (either := _either(schema, path[0], path[1])):  # pydantic names the part of a union behind it
-        path, words = path[:2], f" or {either!r}"
-    for part in path[:-1]:
-        inner = owner.model_fields[part].annotation if part in owner.model_fields else None
-        owner = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else owner
-    if first["type"] == "extra_forbidden":
-        return one_of("key", path[-1], owner.model_fields, lead=f"[{path[-2]}] has no" if len(path) > 1 else "")
-    if first["type"] == "literal_error":
+    path, kind, value, words = tuple(map(str, first["loc"])), first["type"], first["input"], ""
+    if len(path) > 2 and (either := _either(fields_at(schema, path[:1])[path[1]])):
+        path, words = path[:2], f" or {either!r}"  # pydantic names the part of a union behind it
+    fields = fields_at(schema, path[:-1])
+    if kind == "extra_forbidden":
+        return one_of("key", path[-1], fields, lead=f"[{path[-2]}] has no" if len(path) > 1 else "")
+    if kind == "literal_error":
         allowed = [v.strip(" '") for v in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
-        return one_of(name(*path), first["input"], allowed)
-    if first["type"] in ("model_type", "model_attributes_type"):
+        return one_of(name(*path), value, allowed)
+    if kind in ("model_type", "model_attributes_type"):
         key = ".".join(path)
-        return FedtailError(f"config section {key!r} must be a table, got {first['input']!r}; e.g. [{key}]")
-    if first["type"] == "value_error":  # a rule over several keys of a section, which it names in braces
-        inner = owner.model_fields[path[-1]].annotation if path and path[-1] in owner.model_fields else owner
-        keys = getattr(inner, "model_fields", {})
-        return FedtailError(str(first["ctx"]["error"]).format(**{key: name(*path, key) for key in keys}))
-    if bounds := interval(owner, path[-1]) if first["type"].startswith(("greater_than", "less_than")) else "":
-        return FedtailError(f"{name(*path)} = {first['input']!r} {outside(bounds)}{words}")
-    return not_of_kind(name(*path), first["input"], first, words)
+        return FedtailError(f"config section {key!r} must be a table, got {value!r}; e.g. [{key}]")
+    if kind == "value_error":  # a rule over several keys of a section, which it names in braces
+        names = {key: name(*path, key) for key in fields_at(schema, path)}
+        return FedtailError(str(first["ctx"]["error"]).format(**names))
+    if bounds := interval(fields[path[-1]]) if kind.startswith(("greater_than", "less_than")) else "":
+        return FedtailError(f"{name(*path)} = {value!r} {outside(bounds)}{words}")
+    return not_of_kind(name(*path), value, first, words)
 
 
-def _either(schema: type[BaseModel], section: str, key: str) -> str:
+def fields_at(schema: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
+    """The fields of a section of a schema."""
+    fields = schema.model_fields
+    for part in path:
+        fields = getattr(fields[part].annotation, "model_fields", fields) if part in fields else fields
+    return fields
+
+
+def _either(field: FieldInfo) -> str:
     """The one word that a number's setting takes too, ``auto`` say; empty if it takes none."""
-    fields = (
-        getattr(schema.model_fields[section].annotation, "model_fields", {}) if section in schema.model_fields else {}
-    )
-    parts = get_args(fields[key].annotation) if key in fields else ()
+    parts = get_args(field.annotation)
     return next((str(word) for part in parts for word in get_args(part) if get_origin(part) is Literal), "")
 
 
-def interval(schema: type[BaseModel], key: str) -> str:
+def interval(field: FieldInfo) -> str:
     """The range of a number as ``[0, 1)``; empty if it has none."""
-    field = schema.model_fields[key]
     marks = [*field.metadata, *(m for part in get_args(field.annotation) for m in getattr(part, "__metadata__", ()))]
     marks = [m for mark in marks for m in getattr(mark, "metadata", (mark,))]
-    rules = {name: getattr(m, name) for m in marks for name in BOUNDS if hasattr(m, name)}
+    rules = {name: getattr(m, name) for m in marks for name in ("ge", "gt", "le", "lt") if hasattr(m, name)}
     if not rules:
         return ""
     left = f"[{rules['ge']:g}" if "ge" in rules else f"({rules['gt']:g}" if "gt" in rules else "(-inf"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from fedtail.data.federation import Federation
+from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import Progress
 from fedtail.data.inspection import About, describe
 from fedtail.data.partitions import federate
@@ -28,7 +26,7 @@ from fedtail.rounds.evaluation import Split
 from fedtail.rounds.plan import settled, settled_by_sizes
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import DIAGNOSTICS, Engine, Problem
-from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
+from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes
 from fedtail.runs.trees import assemble_trees
 from fedtail.settings import DIAGNOSTICS_OF_UPDATES, Settings
 from fedtail.simulate import simulator
@@ -47,29 +45,6 @@ def load_pooled(settings: Settings) -> Pooled:
     if "data_dir" in known and data.dir is not None:
         options.setdefault("data_dir", data.dir)
     return DATASETS.build(data.name, **options)
-
-
-class LatestData:
-    """``load_pooled`` that reads a data set once for several runs after each other: the latest is kept."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
-        self._pooled: Pooled | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self, settings: Settings) -> Pooled:
-        data = settings.data
-        key = (data.name, data.dir, settings.data_seed, json.dumps(data.options, sort_keys=True, default=str))
-        with self._lock:
-            if self._pooled is None or key != self._key:
-                self._pooled = None  # two at a time may be too many
-                self._pooled, self._key = load_pooled(settings), key
-            return self._pooled
-
-    def forget(self) -> None:
-        """Files may change from now on."""
-        with self._lock:
-            self._pooled = None
 
 
 def build_federation(settings: Settings, pooled: Pooled | None = None) -> Federation:
@@ -118,8 +93,10 @@ def prepare(federation: Federation, settings: Settings, progress: Progress | Non
     notes = [*encoder_notes(encoding, settings.model, images=images), *site_notes(federation)]
     if settings.method.name != "trees":
         notes += settled_by_sizes(settings, federation.sizes)[1]
-    about = with_encoding(describe(federation), encoding, notes)
+    about = describe(federation)
+    about = replace(about, notes=(*about.notes, *notes))
     if encoding is not None:
+        about = replace(about, encoder=encoding.to_dict(), transform=Transform())
         cache = bool(settings.data.options.get("cache", True))
         federation = encode_federation(federation, encoding, cache=cache, progress=progress)
     return Prepared(federation, about, encoding)

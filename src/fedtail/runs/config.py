@@ -25,7 +25,6 @@ from fedtail.settings import (
     LOCAL_LR,
     NETWORKS_ONLY,
     RETIRED,
-    ModelSettings,
     Named,
     Settings,
     check_effects,
@@ -97,7 +96,8 @@ def suggestions(data: str, config: Settings, given: Container[str], *, validates
     ):
         wanted = dict(TREES)
     if data == "images" and config.model.name == "auto":
-        if has_encoder(config.model):
+        encoder = default_encoder() if config.model.encoder == "auto" else config.model.encoder
+        if encoder not in (None, "none"):
             linear = config.method.name == "logistic" if "method.name" in given else not of_networks(config, given)
             wanted = wanted if config.model.unfreeze else dict(HEAD if linear else FROZEN)
         elif config.engine.device == "cpu" and not config.model.options:
@@ -121,11 +121,6 @@ def of_networks(config: Settings, given: Container[str]) -> bool:
     options = config.model.options or config.rates.options or config.method.options
     keys = [f"{section}.{name}" for section in NETWORKS_ONLY for name in type(getattr(config, section)).model_fields]
     return bool(named or options) or any(key in given for key in (*keys, "engine.path", "run.participation"))
-
-
-def has_encoder(model: ModelSettings) -> bool:
-    """Whether images in files are encoded by a pretrained network."""
-    return (default_encoder() if model.encoder == "auto" else model.encoder) not in (None, "none")
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

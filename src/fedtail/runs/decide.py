@@ -123,10 +123,9 @@ def describe_decision(decision: Decision, classes: Sequence[str]) -> dict[str, A
     out: dict[str, Any] = {}
     if decision.temperature != 1.0:
         out["temperature"] = decision.temperature
-    if decision.weights:
-        out["weights"] = dict(zip(classes, decision.weights, strict=True))
-    if decision.bias:
-        out["bias"] = dict(zip(classes, decision.bias, strict=True))
+    for name, values in (("weights", decision.weights), ("bias", decision.bias)):
+        if values:
+            out[name] = dict(zip(classes, values, strict=True))
     named = {name: t for name, t in zip(classes, decision.thresholds, strict=False) if t is not None}
     if named:
         out["thresholds"] = named

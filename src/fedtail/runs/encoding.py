@@ -14,7 +14,6 @@ from torch import nn
 
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.images.features import Progress, encode_images, feature_store
-from fedtail.data.inspection import About
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.models.encoders.base import Encoding, probe
@@ -37,7 +36,7 @@ def choose_encoding(model: ModelSettings, input_shape: tuple[int, ...], *, image
     """
     name: str | None = model.encoder
     if name == "auto":
-        name = default_encoder() if images and _open_to_choice(model) else None
+        name = default_encoder() if images and model.name == "auto" and not model.options else None
         if name is None and model.unfreeze:
             raise FedtailError(f"model.unfreeze = {model.unfreeze} needs an encoder; add one with --encoder NAME")
     if name is None or name == "none":
@@ -45,11 +44,6 @@ def choose_encoding(model: ModelSettings, input_shape: tuple[int, ...], *, image
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise FedtailError(f"model.encoder = {name!r} takes images, not samples of shape {input_shape}; use none")
     return open_encoder(*named(name)).use(model.unfreeze)
-
-
-def _open_to_choice(model: ModelSettings) -> bool:
-    """Whether the user has neither chosen an encoder nor named or configured a model."""
-    return model.encoder == "auto" and model.name == "auto" and not model.options
 
 
 def encoder_notes(encoding: Encoding | None, model: ModelSettings, *, images: bool) -> tuple[str, ...]:
@@ -111,12 +105,6 @@ def encode_samples(samples: Samples, encoding: Encoding) -> Samples:
     return Samples(_Encode(encoding, feature_store())(samples.x), samples.y)
 
 
-def with_encoding(about: About, encoding: Encoding | None, notes: Sequence[str]) -> About:
-    """What a run folder says of image data whose features were trained on."""
-    about = replace(about, notes=(*about.notes, *notes))
-    return about if encoding is None else replace(about, encoder=encoding.to_dict(), transform=Transform())
-
-
 class _Encode:
     """Images -> features, with one count of the images done over several calls."""
 
@@ -134,9 +122,7 @@ class _Encode:
             if self.progress is not None:
                 self.progress(before + done, self.total)
 
-        out = encode_images(
-            x, self.front, shape, self.key, store=self.store, progress=report if self.progress else None
-        )
+        out = encode_images(x, self.front, shape, self.key, store=self.store, progress=report)
         self.done += len(x)
         return out
 

@@ -95,7 +95,6 @@ def fit(
         raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
     if not isinstance(method, Method | str | None):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
-    given = said_keys(settings)
     own = isinstance(model, nn.Module)
     chosen = Settings.of(**settings).replaced({"model.name": OWN_MODULE if own else model or "auto"})
     chosen = chosen.model_copy(
@@ -105,6 +104,7 @@ def fit(
             "rates": _rates_section(rates),
         }
     )
+    given = said_keys(settings)
     if federation.own:
         beside = {"model.name", "model.channels"} if model is not None else set()
         beside |= {"method.name"} if method is not None else set()

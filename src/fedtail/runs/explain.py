@@ -8,8 +8,8 @@ shuffled over rows, which takes away what it tells, and the recall that is lost 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,16 +27,9 @@ MOST_COLUMNS = 500
 SHUFFLES = 3
 
 
-@dataclass(frozen=True)
-class Part:
-    """A column of the data, and the inputs that it became."""
-
-    name: str
-    at: slice
-
-
-def parts_of(model: SavedModel) -> list[Part]:
-    """List the columns that a model's inputs stand for; inputs without a schema are columns of their own."""
+def parts_of(model: SavedModel) -> dict[str, slice]:
+    """Return the columns that a model's inputs stand for, and which inputs each became; inputs without a schema are
+    columns of their own."""
     if len(model.input_shape) != 1:
         raise FedtailError("reasons are columns of a table; this model takes images")
     schema = saved_schema(model.preprocessing)
@@ -46,12 +39,9 @@ def parts_of(model: SavedModel) -> list[Part]:
             raise FedtailError(
                 f"a model with {width:,} inputs has no reasons that can be listed (most: {MOST_COLUMNS})"
             )
-        return [Part(f"input {i + 1}", slice(i, i + 1)) for i in range(width)]
-    out, first = [], 0
-    for column in schema.columns:
-        out.append(Part(column.name, slice(first, first + column.width)))
-        first += column.width
-    return out
+        return {f"input {i + 1}": slice(i, i + 1) for i in range(width)}
+    ends = itertools.accumulate(column.width for column in schema.columns)
+    return {column.name: slice(end - column.width, end) for column, end in zip(schema.columns, ends, strict=True)}
 
 
 def reasons(model: SavedModel, x: Tensor, answers: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -68,11 +58,11 @@ def reasons(model: SavedModel, x: Tensor, answers: np.ndarray) -> tuple[list[str
     parts = parts_of(model)
     before = _log_odds(model, x, answers)
     out = np.empty((len(x), len(parts)))
-    for i, part in enumerate(parts):
+    for i, at in enumerate(parts.values()):
         without = x.clone()
-        without[:, part.at] = x[:, part.at].mean(0)
+        without[:, at] = x[:, at].mean(0)
         out[:, i] = before - _log_odds(model, without, answers)
-    return [part.name for part in parts], out
+    return list(parts), out
 
 
 def sentence(names: Sequence[str], moved: np.ndarray) -> str:
@@ -89,15 +79,15 @@ def importance(model: SavedModel, judged: Judged) -> tuple[list[str], np.ndarray
     for here in rows.by_site().values() or [rows]:
         x, y = here.x, here.y
         assert x is not None and y is not None
-        for i, again in np.ndindex(len(parts), SHUFFLES):
+        for (i, at), again in itertools.product(enumerate(parts.values()), range(SHUFFLES)):
             order = torch.from_numpy(generator(0, "importance", client=i, round=again).permutation(len(y)))
             other = x.clone()
-            other[:, parts[i].at] = x[order][:, parts[i].at]
+            other[:, at] = x[order][:, at]
             answers = model.decision.answers(model.probabilities(other))
             without[i] += np.bincount(y[answers == y], minlength=c) / SHUFFLES
     counts = rows.scores.confusion
     cases = counts.sum(1)
-    return [part.name for part in parts], (np.diag(counts) - without) / np.where(cases > 0, cases, np.nan)
+    return list(parts), (np.diag(counts) - without) / np.where(cases > 0, cases, np.nan)
 
 
 def _log_odds(model: SavedModel, x: Tensor, answers: np.ndarray) -> np.ndarray:

@@ -82,19 +82,14 @@ class Seen(Counts):
         return int(self.truth[target, target].sum()), int(self.truth[target].sum())
 
 
-def watched_inputs(judged: Judged) -> int:
-    """Return how many inputs of a model are watched: all of a table, none of images."""
-    x = judged.x
-    return 0 if x is None or x.dim() != 2 or x.shape[1] > MOST_INPUTS else x.shape[1]
-
-
 def count(judged: Judged, known: np.ndarray | None = None, *, among: bool = False) -> Seen:
     """Count rows of one site, or of all.
 
     known: (D, BINS) inputs of all reference rows, by which strange rows are counted; none are without. among: these
     rows are among the reference rows, and each is compared with the others.
     """
-    n, c, d = len(judged.raw), len(judged.classes), watched_inputs(judged)
+    n, c, x = len(judged.raw), len(judged.classes), judged.x
+    d = 0 if x is None or x.dim() != 2 or x.shape[1] > MOST_INPUTS else x.shape[1]
     p = judged.p.astype(np.float64)
     answers = judged.decision.answers(judged.p)
     own = np.clip(p[np.arange(n), answers], 1e-9, 1 - 1e-9)
@@ -104,7 +99,6 @@ def count(judged: Judged, known: np.ndarray | None = None, *, among: bool = Fals
     np.add.at(mass, cell, np.rint(p * ONE).astype(np.int64))
     y = np.full(n, -1) if judged.y is None else judged.y
     truth = np.bincount((y * none.cells.size + cell)[y >= 0], minlength=none.truth.size)
-    x = judged.x
     places = np.searchsorted(EDGES, x.double().numpy()) if d and x is not None else np.empty((n, 0), dtype=np.int64)
     flat = places + np.arange(d) * (len(EDGES) + 1)
     strange = 0 if known is None or not d else (known.ravel()[flat] <= among).any(1).sum()

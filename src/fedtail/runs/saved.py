@@ -225,21 +225,28 @@ def load_model(
     folder, about = read_description(path)
     where = str(folder / "model.json")
     try:
-        label_type = str(about.get("label_type", ""))
-        architecture, classes = dict(about["architecture"]), tuple(str(c) for c in about["classes"])
-        shape = tuple(int(n) for n in about["input_shape"])
         scaling = about.get("transform", {})
-        transform = Transform(
-            float(scaling.get("scale", 1.0)), tuple(scaling.get("mean", ())), tuple(scaling.get("std", ()))
+        saved = SavedModel(
+            module=nn.Identity(),
+            classes=tuple(str(c) for c in about["classes"]),
+            input_shape=tuple(int(n) for n in about["input_shape"]),
+            transform=Transform(
+                float(scaling.get("scale", 1.0)), tuple(scaling.get("mean", ())), tuple(scaling.get("std", ()))
+            ),
+            preprocessing=dict(about.get("preprocessing", {})),
+            name=str(about.get("data", "model")),
+            device=torch.device(device),
+            architecture=dict(about["architecture"]),
+            decision=Decision.from_json(about.get("decision", {})),
+            sites={str(name): Decision.from_json(one) for name, one in dict(about.get("sites", {})).items()},
+            label_type=str(about.get("label_type", "")),
+            encoding=Encoding.from_dict(about["encoder"]) if about.get("encoder") else None,
         )
-        preprocessing = dict(about.get("preprocessing", {}))
-        encoding = Encoding.from_dict(about["encoder"]) if about.get("encoder") else None
-        decision = Decision.from_json(about.get("decision", {}))
-        sites = {str(name): Decision.from_json(one) for name, one in dict(about.get("sites", {})).items()}
-        for one in (decision, *sites.values()):
-            one.check(len(classes))
+        for one in (saved.decision, *saved.sites.values()):
+            one.check(len(saved.classes))
     except (TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"{where!r} is damaged ({error}); restore an intact copy, or train again") from None
+    encoding, architecture, n_classes = saved.encoding, saved.architecture, len(saved.classes)
     if encoding is not None and is_code(encoding.name) and not allow_code:
         raise _own_code(where, encoding.name)
     if module is None:
@@ -254,24 +261,12 @@ def load_model(
             if name == "trees":
                 module = TreesModule(Shape.from_json(options))
             elif encoding is None:
-                module = build_model(name, shape, len(classes), **options)
+                module = build_model(name, saved.input_shape, n_classes, **options)
             else:
-                module = build_encoded(encoding, name, len(classes), **options)
+                module = build_encoded(encoding, name, n_classes, **options)
     _load_weights(module, folder / "model.safetensors")
-    return SavedModel(
-        module=module.to(device).eval(),
-        classes=classes,
-        input_shape=shape,
-        transform=transform,
-        preprocessing=preprocessing,
-        name=str(about.get("data", "model")),
-        device=torch.device(device),
-        architecture=architecture,
-        label_type=label_type,
-        encoding=encoding,
-        decision=decision,
-        sites=sites,
-    )
+    saved.module = module.to(device).eval()
+    return saved
 
 
 def _own_code(where: str, name: str) -> FedtailError:

@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.cores import grant_cores, usable_cores
+from fedtail.data.registry import Pooled
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
-from fedtail.runs.build import LatestData
+from fedtail.runs.build import load_pooled
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
 from fedtail.settings import RETIRED, Settings
 
-LATEST = LatestData()
-"""What the cells of a grid train on is read once by a process that runs several of them."""
+_latest: dict[str, Pooled] = {}
+"""What the cells of a grid train on is read once by a process that runs several of them: the latest is kept."""
 FREE_THEN = ("deploy.wait", "deploy.memory_mb", "deploy.metrics_port", "run.trackers", "data.bad_rows")
 FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items() if key not in FREE_THEN}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
@@ -123,7 +124,7 @@ def run_cells(
             for outcome in chosen(list(todo.values()), base):
                 note(outcome)
         finally:
-            LATEST.forget()
+            _latest.clear()  # files may change from now on
     return [outcomes[cell.digest] for cell in cells]
 
 
@@ -214,12 +215,22 @@ def run_packed(label: str, raw: dict[str, Any], base: str, share: int | None = N
     return run_cell(Cell(label, check_config(raw)), Path(base)).error
 
 
+def latest_data(settings: Settings) -> Pooled:
+    """``load_pooled`` that reads a data set once for several runs after each other."""
+    data = settings.data
+    key = json.dumps([data.name, data.dir, settings.data_seed, data.options], sort_keys=True, default=str)
+    if key not in _latest:
+        _latest.clear()  # two at a time may be too many
+        _latest[key] = load_pooled(settings)
+    return _latest[key]
+
+
 def run_cell(cell: Cell, base: Path) -> Outcome:
     """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
     folder = cell.folder(base)
     try:
         config = changed(cell.config, {"run.folder": str(base), "run.name": folder.name})
-        run(config, resume=True, load=LATEST)
+        run(config, resume=True, load=latest_data)
     except Exception as error:  # memory may run out in one cell and suffice for the rest
         return Outcome(cell, folder, error=in_words(error))
     return Outcome(cell, folder)

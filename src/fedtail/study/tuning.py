@@ -151,12 +151,8 @@ def candidates(settings: Settings, given: Collection[str]) -> list[dict[str, Any
     free = {k: v for k, v in space.items() if k not in given and k.partition(".")[0] not in named}
     points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
     order = generator(settings.run.seed, "tune").permutation(len(points))
-    return [_complete(points[int(i)]) for i in order]
-
-
-def _complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """A rate is that of the uniform strategy; names come first, since they clear options."""
-    return {**({"rates.name": "uniform"} if "rates.rate" in point else {}), **point}
+    first = {"rates.name": "uniform"} if "rates.rate" in free else {}  # names come first, since they clear options
+    return [first | points[int(i)] for i in order]
 
 
 def train(
