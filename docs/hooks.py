@@ -145,7 +145,7 @@ def _allowed(section: Any, key: str) -> str:
     kinds = get_args(section.model_fields[key].annotation)
     if kinds and all(isinstance(kind, str) for kind in kinds):
         return ", ".join(f"`{kind}`" for kind in kinds)
-    return interval(section, key)
+    return interval(section.model_fields[key])
 
 
 def _outside(match: re.Match[str]) -> str:

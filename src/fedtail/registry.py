@@ -122,16 +122,9 @@ class Registry(Generic[T]):
 
     def options(self, name: str) -> dict[str, Any]:
         """Option names and defaults of an entry (``inspect.Parameter.empty`` where there is none)."""
-        entry = self[name]
-        if dataclasses.is_dataclass(entry):
-            return {
-                f.name: f.default if f.default is not dataclasses.MISSING else inspect.Parameter.empty
-                for f in dataclasses.fields(entry)
-                if f.init and f.name not in self.given
-            }
         return {
             p.name: p.default
-            for p in inspect.signature(entry).parameters.values()
+            for p in inspect.signature(self[name]).parameters.values()
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in self.given
         }
 

@@ -99,10 +99,11 @@ def test_classes_that_will_be_met_equally_often_are_found_equally_well(tmp_path:
         ({"goal": "cost"}, "needs decision.costs, 5 rows of 5 numbers"),
         ({"goal": "reccall"}, "did you mean 'recall'"),
         ({"recall": 1.5}, r"decision.recall = 1.5 is outside \(0, 1\)"),
+        ("recall", "config section 'decision' must be a table, got 'recall'"),
     ],
 )
 def test_what_cannot_be_decided_is_one_line_before_the_first_round(
-    wide: Federation, decision: dict[str, object], words: str
+    wide: Federation, decision: object, words: str
 ) -> None:
     rounds: list[object] = []
     with pytest.raises(ft.FedtailError, match=words):

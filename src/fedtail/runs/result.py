@@ -202,7 +202,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         floor = majority_floor(about.test_counts, majority, problem.background)
     optional = {
         "importance": importance_of(problem.model.module),
-        "found": problem.settled | ({} if race is None or race.racing else {"lr": race.lr}),
+        "found": {**problem.settled, **({} if race is None or race.racing else {"lr": race.lr})},
         "influence": influence_of(state.history, problem.engine.n_clients),
     }
     summary: dict[str, Any] = {

@@ -68,9 +68,9 @@ class SavedModel:
     """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
     @classmethod
-    def of(cls, module: nn.Module, federation: Federation, architecture: dict[str, Any] | None = None) -> SavedModel:
+    def of(cls, module: nn.Module, federation: Federation) -> SavedModel:
         """A module trained in memory (``fit(...).module``) with the federation's classes and preprocessing."""
-        return cls.of_run(module, describe(federation), architecture)
+        return cls.of_run(module, describe(federation))
 
     @classmethod
     def of_run(cls, module: nn.Module, about: About, architecture: dict[str, Any] | None = None) -> SavedModel:
