@@ -190,5 +190,6 @@ def test_no_learning_rate_is_named_for_a_method_whose_runs_all_failed(capsys, mo
 def test_all_means_all() -> None:
     assert chosen_methods("all") == list(METHODS)
     assert chosen_methods("fedavg, fedprox,fedavg") == ["fedavg", "fedprox"]
+    assert chosen_methods("FedAvg,FedProx + FedHOO") == ["fedavg", "fedprox+fedhoo"]
     with pytest.raises(FedtailError):
         chosen_methods("al")

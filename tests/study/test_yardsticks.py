@@ -63,7 +63,7 @@ def test_of_two_pooled_models_the_better_on_validation_rows_is_the_yardstick() -
         return lambda rows: np.tile(np.arange(1.0, width + 1), (len(rows), 1))
 
     for fits in ([blind, knowing], [knowing, blind]):
-        assert best_pooled(setup, fits)[0]["macro_f1"] == 1.0
+        assert best_pooled(setup, fits)["test"]["macro_f1"] == 1.0
 
 
 def test_a_yardstick_answers_by_the_decision_that_the_run_has(tmp_path: Path) -> None:

@@ -96,6 +96,3 @@ def handwriting() -> pd.DataFrame:
     form = np.searchsorted(starts, np.arange(len(y)), side="right")
     table = pd.DataFrame(x / 16, columns=[f"pixel {i // 8}.{i % 8}" for i in range(64)])
     return table.assign(form=[f"form {k:02d}" for k in form], digit=np.where(y == 8, "eight", "other"))
-
-
-__all__ = ["demo"]

@@ -38,8 +38,8 @@ PLAIN = {"decision.calibrate": "none", "decision.goal": "argmax", "decision.scop
 """The likeliest class, which needs no validation data."""
 MOST_ALONE = 20
 """Most sites that are trained alone: of more, so many from the largest to the smallest."""
-Measured = tuple[dict[str, Any], tuple[AtSite, ...], dict[str, list[list[int]]]]
-"""Test metrics, for sites alone a record of each, and counts on each site's own test rows."""
+Measured = dict[str, Any]
+"""Fields of a ``Yardstick``: test metrics, counts on each site's own test rows, for sites alone a record of each."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,9 @@ def measure_yardsticks(
         if kind in ("boosting", "logistic") and len(setup.raw.input_shape) != 1:
             continue
         began = time.perf_counter()
-        test, sites, confusions = MEASURED[kind](setup)
-        yardstick = Yardstick(
-            kind=kind,
-            seed=run.seed,
-            run=run.folder.name,
-            test=test,
-            seconds=time.perf_counter() - began,
-            sites=sites,
-            confusions=confusions,
-        )
+        found = MEASURED[kind](setup)
+        seconds = time.perf_counter() - began
+        yardstick = Yardstick(kind=kind, seed=run.seed, run=run.folder.name, seconds=seconds, **found)
         yardstick.save(path)
         yield yardstick
 
@@ -102,15 +95,14 @@ def alone(setup: Setup) -> Measured:
         own = Split.of(federation, federation.validation[k])
         if federation.test_clients.size:
             own = replace(federation_split(federation, "test"), rows=np.flatnonzero(federation.test_clients == k))
-        split = federation_split(federation, "test")
-        test, at_sites = judged(federation, probabilities(module, federation, split), decision)
-        tests.append(test)
-        confusions |= {name: at_sites[name]} if name in at_sites else {}
+        found = judged(federation, probabilities(module, federation, federation_split(federation, "test")), decision)
+        tests.append(found["test"])
+        confusions |= {site: counts for site, counts in found["confusions"].items() if site == name}
         several = len(np.unique(own.labels)) > 1  # of one class alone, always answering it would have an F1 of 1
         site = AtSite(
             site=name,
             samples=len(setup.raw.train[k]),
-            test=test["macro_f1"],
+            test=tests[-1]["macro_f1"],
             own=macro_f1(module, federation, own, decision) if several else None,
             federated=macro_f1(federated.module, federation, own, federated.decision, k) if several else None,
         )
@@ -119,7 +111,7 @@ def alone(setup: Setup) -> Measured:
     each = [site.own for site in sites if site.own is not None]
     if each:  # a site alone is judged at home
         means |= {"worst_site": min(each), "site_spread": float(np.std(each))}
-    return means, tuple(sites), confusions
+    return {"test": means, "sites": tuple(sites), "confusions": confusions}
 
 
 def pooled_network(setup: Setup) -> Measured:
@@ -127,9 +119,7 @@ def pooled_network(setup: Setup) -> Measured:
     federation, run = setup.federation, setup.run
     everything = one_client(federation, range(federation.n_clients), "all sites")
     module, decision = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
-    p = probabilities(module, federation, federation_split(federation, "test"))
-    test, confusions = judged(federation, p, decision)
-    return test, (), confusions
+    return judged(federation, probabilities(module, federation, federation_split(federation, "test")), decision)
 
 
 Rows = tuple[np.ndarray, np.ndarray]
@@ -195,8 +185,7 @@ def best_pooled(setup: Setup, fits: Sequence[Callable[[Rows], Fitted]]) -> Measu
         if best is None or value > score:
             best, score = (model, decision), value if len(held) else score
     assert best is not None
-    test, confusions = judged(federation, normalized(best[0](inputs(federation.test))), best[1])
-    return test, (), confusions
+    return judged(federation, normalized(best[0](inputs(federation.test))), best[1])
 
 
 MEASURED: Mapping[str, Callable[[Setup], Measured]] = {
@@ -266,9 +255,7 @@ def macro_f1(module: nn.Module, federation: Federation, split: Split, decision: 
     return float(summarize(scores.confusion)["macro_f1"])
 
 
-def judged(
-    federation: Federation, p: np.ndarray, decision: Decision
-) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
+def judged(federation: Federation, p: np.ndarray, decision: Decision) -> Measured:
     """All metrics of (N, C) probabilities on the common test set, and counts on the rows that are a site's own."""
     y, owner = federation.test.y.numpy(), federation.test_clients
     own = {
@@ -277,7 +264,7 @@ def judged(
     }
     each = [float(summarize(m)["macro_f1"]) for m in own.values() if np.count_nonzero(m.sum(1)) > 1]
     test = summarized(federation, decision.scores(p, y), each)
-    return test, {name: m.tolist() for name, m in own.items()}
+    return {"test": test, "confusions": {name: m.tolist() for name, m in own.items()}}
 
 
 def summarized(federation: Federation, scores: Scores, sites: Sequence[float] = ()) -> dict[str, Any]:
