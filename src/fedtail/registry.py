@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedtail.errors import FedtailError, not_of_kind, one_of
+from fedtail.errors import FedtailError, first_line, not_of_kind, one_of
 
 T = TypeVar("T")
 APART = ("method", "data", "rates", "model")
@@ -193,10 +193,8 @@ def in_user_code(kind: str, name: str, error: Exception) -> FedtailError:
     """One line with the place; the rest of the traceback is shown by ``--debug``."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return FedtailError(
-        f"{kind} {name!r}: {type(error).__name__} in {file}, line {line}: {first}; use --debug for the full traceback"
-    )
+    said = f"{type(error).__name__} in {file}, line {line}: {first_line(error)}"
+    return FedtailError(f"{kind} {name!r}: {said}; use --debug for the full traceback")
 
 
 def _import(kind: str, name: str, where: str) -> ModuleType:

@@ -68,7 +68,7 @@ def common_goal(ask: Callable[[Decision], Scores | None], wanted: DecisionSettin
     if scores is None or not scores.n:
         raise FedtailError("decision: choosing it needs validation data at the clients (data.validation)")
     decision, scores = calibrated(ask, wanted.calibrate, scores)
-    shares, curve = class_shares(scores), []
+    shares, curve = class_shares(scores), ()
     if wanted.goal == "cost":
         decision = replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
     elif wanted.goal == "recall":
@@ -76,19 +76,26 @@ def common_goal(ask: Callable[[Decision], Scores | None], wanted: DecisionSettin
         promise = promise_recall(scores.bins[target], wanted.recall, wanted.confidence)
         decision = decision.with_promise(target, promise, len(classes))
     elif wanted.goal == "macro_f1":
-        tried = [replace(decision, weights=share_weights(shares, power)) for power in POWERS]
-        curve = worth_of_powers([(ask(one) or scores).confusion for one in tried]).tolist()
-        decision = tried[int(np.argmax(curve))]
+        decision, curve = best_power(ask, decision, scores)
     elif wanted.goal == "balanced_accuracy":
         decision = replace(decision, weights=share_weights(shares, EQUAL))
     return SiteGoal(
         common=decision.with_sets(scores),
         goal=wanted.goal,
         shares=tuple(shares.tolist()),
-        curve=tuple(curve),
+        curve=curve,
         recall=wanted.recall,
         confidence=wanted.confidence,
     )
+
+
+def best_power(
+    ask: Callable[[Decision], Scores | None], decision: Decision, scores: Scores
+) -> tuple[Decision, tuple[float, ...]]:
+    """The decision with the weights of the best macro F1, and what each of ``POWERS`` is worth."""
+    tried = [replace(decision, weights=share_weights(class_shares(scores), power)) for power in POWERS]
+    worth = worth_of_powers([(ask(one) or scores).confusion for one in tried])
+    return tried[int(np.argmax(worth))], tuple(worth.tolist())
 
 
 def calibrated(

@@ -228,7 +228,13 @@ def play(
     hooks = [on_round] if callable(on_round) else list(on_round or ())
     seconds: list[float] = []
     try:
-        state = problem.begin() if folder is None else _begun(made, folder, resume)
+        history: list[dict[str, Any]] = []
+        saved, depends = None, {**result_keys(settings), "encoder": about.encoder.get("digest", "none")}
+        if folder is not None and resume:
+            history = read_history(folder)
+            saved = load_checkpoint(folder / "checkpoint", problem.model.vector, history, depends)
+        state = problem.begin() if saved is None else problem.restore(saved)
+        problem.undone = count_undone(history, state.history)
         begin_search(problem, settings, state.round)
         check_decision(settings.decision, about.classes)
         if folder is not None:
@@ -246,7 +252,7 @@ def play(
                 append_round(folder, now.history, took)
                 last = now.round == settings.run.rounds or exhausted(now, settings.run)
                 if last or now.round % settings.run.checkpoint_every == 0:
-                    save_checkpoint(folder / "checkpoint", problem.capture(now), _keys(made))
+                    save_checkpoint(folder / "checkpoint", problem.capture(now), depends)
             return True in [hook(now, record, took) for hook in hooks]  # all of them are called
 
         state = run_rounds(problem, settings, state, after, on_progress)
@@ -257,17 +263,3 @@ def play(
         return result
     finally:
         problem.engine.close()
-
-
-def _begun(made: Run, folder: Path, resume: bool) -> State:
-    """The state that a run in a folder goes on from."""
-    problem, history = made.problem, read_history(folder) if resume else []
-    checkpoint = load_checkpoint(folder / "checkpoint", problem.model.vector, history, _keys(made)) if resume else None
-    state = problem.begin() if checkpoint is None else problem.restore(checkpoint)
-    problem.undone = count_undone(history, state.history)
-    return state
-
-
-def _keys(made: Run) -> dict[str, Any]:
-    """What a checkpoint depends on."""
-    return {**result_keys(made.settings), "encoder": made.about.encoder.get("digest", "none")}

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.decisions import ENOUGH, POWERS, Decision, class_shares, share_weights, worth_of_powers
+from fedtail.core.decisions import ENOUGH, Decision, class_shares
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
-from fedtail.runs.decide import calibrated
+from fedtail.runs.decide import best_power, calibrated
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import Seen, Watch, count
 
@@ -66,8 +66,7 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
         promise = promise_recall(scores.bins[old.target], old.promise.wanted, old.promise.confidence)
         new = new.with_promise(old.target, promise, len(classes))
     elif old.weights:
-        tried = [replace(new, weights=share_weights(class_shares(scores), power)) for power in POWERS]
-        new = tried[int(np.argmax(worth_of_powers([ask(one).confusion for one in tried])))]
+        new, _ = best_power(ask, new, scores)
     new = new.with_sets(scores)
     mix = dict(zip(classes, class_shares(scores).tolist(), strict=True))
     return Recalibrated(new, _worth(before), _worth(ask(new)), mix)
