@@ -68,7 +68,8 @@ def common_goal(ask: Callable[[Decision], Scores | None], wanted: DecisionSettin
     if scores is None or not scores.n:
         raise FedtailError("decision: choosing it needs validation data at the clients (data.validation)")
     decision, scores = calibrated(ask, wanted.calibrate, scores)
-    shares, curve = class_shares(scores), ()
+    shares = class_shares(scores)
+    curve: tuple[float, ...] = ()
     if wanted.goal == "cost":
         decision = replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
     elif wanted.goal == "recall":

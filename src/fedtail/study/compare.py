@@ -53,7 +53,7 @@ def chosen_methods(text: str) -> list[str]:
     names = list(METHODS) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
     if not names:
         raise FedtailError("no method given; use --methods all, or names from `fedtail methods` separated by commas")
-    known = {}
+    known = []
     for name in names:
         method, rates = split_pair(name)
         method = METHODS.canonical(method)
@@ -61,8 +61,8 @@ def chosen_methods(text: str) -> list[str]:
             raise one_of("method", method, METHODS)
         if rates is not None and (rates := RATES.canonical(rates)) not in RATES:
             raise one_of("rate strategy", rates, RATES)
-        known[method if rates is None else f"{method}+{rates}"] = None
-    return list(known)
+        known.append(method if rates is None else f"{method}+{rates}")
+    return list(dict.fromkeys(known))
 
 
 def split_pair(name: str) -> tuple[str, str | None]:
