@@ -24,7 +24,6 @@ from fedtail.report.watch import Watch
 from fedtail.rounds.history import plain
 from fedtail.runs.execution import run
 from fedtail.runs.record import RunRecord, promises
-from fedtail.runs.result import Result
 from fedtail.words import fixed
 
 
@@ -72,21 +71,13 @@ def run_command(
     folder = result.folder or Path()
     page = write_run_report(folder)
     if as_json:
-        typer.echo(json.dumps(summary(result)))
+        outcome = {**result.test, "rates": result.rates, "floor": result.floor, **result.summary}
+        typer.echo(json.dumps(plain({"run": str(folder), **outcome})))
     else:
         print_outcome(load_run(folder))
         if result.verdict is not None:
             terminal().print(f"warning: {result.verdict.line(folder)}", style="yellow", soft_wrap=True)
         typer.echo(f"run folder {folder}; open {page} in a browser")
-
-
-def summary(result: Result) -> dict[str, Any]:
-    """The machine-readable outcome: run folder, test metrics, rates, floor."""
-    return dict(
-        plain(
-            {"run": str(result.folder), **result.test, "rates": result.rates, "floor": result.floor, **result.summary}
-        )
-    )
 
 
 NARROW = 60

@@ -53,7 +53,11 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
     where each site is to have its own, what sites find there by themselves."""
     if wanted.calibrate == "none" and wanted.goal == "argmax" and wanted.scope == "global":
         return Decisions()
-    goal = common_goal(lambda one: _validation(problem, x, one), wanted, classes)
+
+    def ask(decision: Decision) -> Scores | None:
+        return total(found for _, found in problem.engine.scores(x, "validation", Decisions(decision)))
+
+    goal = common_goal(ask, wanted, classes)
     if wanted.scope == "global":
         return Decisions(goal.common)
     return Decisions(goal.common, problem.engine.site_decisions(x, goal))
@@ -120,10 +124,6 @@ def calibrated(
         if step > 1 and moved < SETTLED:
             break
     return decision, scores
-
-
-def _validation(problem: Problem, x: Tensor, decision: Decision) -> Scores | None:
-    return total(found for _, found in problem.engine.scores(x, "validation", Decisions(decision)))
 
 
 def describe_decision(decision: Decision, classes: Sequence[str]) -> dict[str, Any]:

@@ -120,14 +120,8 @@ def begin_folder(
     write_atomically(folder / "history.jsonl", history_text(history))
     kept = read_timings(folder)[: len(history)]
     write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
-    write_clients(folder, about, titles)
-
-
-def write_clients(folder: Path, about: About, titles: Mapping[str, Any]) -> None:
-    """``clients.json``: sites, classes and sizes, as they are known now, and how to get the same again."""
-    path = folder / "clients.json"
-    clients = {**clients_of(about, titles), "made": read_json(path).get("made") or provenance()}
-    write_atomically(path, json.dumps(plain(clients)))
+    clients = {**clients_of(about, titles), "made": read_json(folder / "clients.json").get("made") or provenance()}
+    write_atomically(folder / "clients.json", json.dumps(plain(clients)))
 
 
 def clients_of(about: About, titles: Mapping[str, Any]) -> dict[str, Any]:

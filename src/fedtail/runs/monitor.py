@@ -125,11 +125,10 @@ class Look:
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the counts, for people and programs."""
-        n, strange = self.seen.n, int(self.seen.strange)
         out = {name: value for name, value in vars(self).items() if name != "seen"}
-        labels = int(self.seen.truth.sum())
-        more = {"rows": n, "labels": labels, "strange": strange, "interval": list(wilson(strange / max(n, 1), n))}
-        return {**out, **more}
+        n, strange, labels = self.seen.n, int(self.seen.strange), int(self.seen.truth.sum())
+        interval = list(wilson(strange / max(n, 1), n))
+        return {**out, "rows": n, "labels": labels, "strange": strange, "interval": interval}
 
     def sentence(self) -> str:
         """Say in one line, for a scheduler, what this look found."""

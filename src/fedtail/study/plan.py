@@ -172,8 +172,8 @@ def plan(
         )
     halved = own_scores(halve(federation, settings.run.seed), settings, every, owners)
     notes = () if len(tried) == len(every) else (f"Tried: the {MOST_SITES} largest of {len(every)} sites.",)
-    means = (float(np.nanmean(list(scores.values()))) for scores in (halved, together))
-    return Plan(recall, confidence, classes, tuple(sites), next(means), next(means), notes)
+    half, full = (float(np.nanmean(list(scores.values()))) for scores in (halved, together))
+    return Plan(recall, confidence, classes, tuple(sites), half, full, notes)
 
 
 def owner_of(federation: Federation) -> np.ndarray:

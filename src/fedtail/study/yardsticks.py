@@ -32,10 +32,8 @@ from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions, common_goal
 from fedtail.runs.record import FOLDER, AtSite, RunRecord, Yardstick, load_yardstick
 from fedtail.runs.saved import load_model
-from fedtail.settings import Settings
+from fedtail.settings import DecisionSettings, Settings
 
-PLAIN = {"decision.calibrate": "none", "decision.goal": "argmax", "decision.scope": "global"}
-"""The likeliest class, which needs no validation data."""
 MOST_ALONE = 20
 """Most sites that are trained alone: of more, so many from the largest to the smallest."""
 Measured = dict[str, Any]
@@ -52,10 +50,6 @@ class Setup:
     """As the data are."""
     ready: Prepared
     """As they are trained on."""
-
-    @property
-    def federation(self) -> Federation:
-        return self.ready.federation
 
 
 def measure_yardsticks(
@@ -85,7 +79,7 @@ def measure_yardsticks(
 def alone(setup: Setup) -> Measured:
     """Every site by itself; test metrics are means over sites. A site's own figure is of its own test samples where the
     data name sites: its validation split has chosen the model that it trained alone."""
-    federation, run = setup.federation, setup.run
+    federation, run = setup.ready.federation, setup.run
     federated, rates = load_model(run.folder, allow_code=True), run.rate_path()[-1]
     tests, sites = [], []
     confusions: dict[str, list[list[int]]] = {}
@@ -116,7 +110,7 @@ def alone(setup: Setup) -> Measured:
 
 def pooled_network(setup: Setup) -> Measured:
     """One site that has all data."""
-    federation, run = setup.federation, setup.run
+    federation, run = setup.ready.federation, setup.run
     everything = one_client(federation, range(federation.n_clients), "all sites")
     module, decision = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
     return judged(federation, probabilities(module, federation, federation_split(federation, "test")), decision)
@@ -213,7 +207,8 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
     run found, its last model and the likeliest class."""
     settings = setup.settings.replaced({"run.participation": 1.0, "privacy.mode": "none"})
     if not len(one.validation[0]):
-        settings = settings.replaced({"run.select": "last", "run.patience": 0, **PLAIN})
+        settings = settings.replaced({"run.select": "last", "run.patience": 0})
+        settings = settings.model_copy(update={"decision": DecisionSettings()})
         if settings.local.lr == "auto":
             usual = usual_lrs(settings.local.optimizer)[0]
             settings = settings.replaced({"local.lr": setup.run.result.get("found", {}).get("lr", usual)})
