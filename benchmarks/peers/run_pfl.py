@@ -9,6 +9,12 @@ import sys
 
 import numpy as np
 import torch
+
+if sys.argv[6] != "cpu" and int(sys.argv[5]) > 1:  # its processes share one GPU: NCCL takes one each
+    begin = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend, **more: begin(backend="gloo", **more)
+    torch.cuda.set_device = lambda device: None
+
 from clock import now
 from networks import network_of
 from pfl.aggregate.simulate import SimulatedBackend
@@ -26,10 +32,6 @@ from torch.nn import functional as F
 
 path, (users, cohort, rounds, cores), device = sys.argv[1], map(int, sys.argv[2:6]), sys.argv[6]
 torch.set_num_threads(1)
-if device != "cpu" and cores > 1:  # its processes share one GPU: NCCL takes one each, and a rank is no device
-    begin = torch.distributed.init_process_group
-    torch.distributed.init_process_group = lambda backend, **more: begin(backend="gloo", **more)
-    torch.cuda.set_device = lambda device: None
 data = np.load(path)
 x, y = torch.from_numpy(data["x"]).to(device), torch.from_numpy(data["y"]).to(device)
 parts = np.array_split(data["order"], users)
