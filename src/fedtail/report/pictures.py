@@ -129,11 +129,10 @@ def groups(comparison: Comparison) -> Rows:
     names = {"tail": "rarest third", "head": "most frequent third", "few": "few-shot", "medium": "medium-shot"}
     known = len(comparison.runs[0].classes) > 2
     names = {n: title for n, title in {**names, "many": "many-shot"}.items() if known and comparison.scored(n)}
-    series = [
-        Series(one.label, comparison.colours[one.label], np.array([*map(one.mean, names)]),
-               np.array([*map(one.spread, names)]))
-        for one in comparison.contenders
-    ]  # fmt: skip
+    values = [
+        (one, np.array([(one.mean(n), one.spread(n)) for n in names]).reshape(-1, 2)) for one in comparison.contenders
+    ]
+    series = [Series(one.label, comparison.colours[one.label], *table.T) for one, table in values]
     caption = (
         "Mean recall of the classes with the fewest and the most training samples; few-, medium- and many-shot: "
         "with at most 20, 21 to 99 and at least 100 training samples."

@@ -52,6 +52,10 @@ class Row:
     note: str = ""
     """Why the row is not quite like the others: cut short, another number of rounds."""
 
+    @property
+    def means(self) -> dict[str, float]:
+        return {c: mean for c, (mean, _) in self.cells.items()}
+
 
 @dataclass(frozen=True)
 class Table:
@@ -131,7 +135,7 @@ def headline(comparison: Comparison, metric: str = "macro_f1", *, ranked: bool =
         for one, test, p in zip(comparison.contenders, tests, adjusted, strict=True)
     ]
     if ranked and metric in columns:
-        rows.sort(key=lambda row: -signed(metric, row.cells[metric][0]))
+        rows.sort(key=lambda row: -signed(metric, row.means[metric]))
     return Table(
         comparison=comparison,
         metric=metric,
@@ -262,13 +266,13 @@ def _described(table: Table) -> dict[str, Any]:
         "metric": table.metric,
         "baseline": table.comparison.reference.label,
         "floor": table.comparison.floor,
-        "yardsticks": {row.label: _means(row) for row in table.yardsticks},
+        "yardsticks": {row.label: row.means for row in table.yardsticks},
         "ranking": [
             {
                 "method": row.label,
                 "seeds": row.seeds,
                 "note": row.note or None,
-                "mean": _means(row),
+                "mean": row.means,
                 "spread": {c: spread for c, (_, spread) in row.cells.items()},
                 "difference": row.versus.difference if row.versus else None,
                 "p": row.p_holm if row.versus else None,
@@ -277,7 +281,3 @@ def _described(table: Table) -> dict[str, Any]:
             for row in table.rows
         ],
     }
-
-
-def _means(row: Row) -> dict[str, float]:
-    return {c: mean for c, (mean, _) in row.cells.items()}
