@@ -150,6 +150,11 @@ class Traits:
     own_direction: bool = False
     """``direction`` is not the plain gradient, which engines may subtract as they compute it."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether a loss takes the logits of the whole batch at once."""
+        return self.stateful_loss or self.whole_batch or self.needs_teacher or self.views is not None
+
     @classmethod
     def of(cls, kind: type[Method]) -> Traits:
         """Read what a class declares and overrides. What is said of ``direction`` counts for the class that defines it,

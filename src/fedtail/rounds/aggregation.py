@@ -170,14 +170,16 @@ def inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
     n, device = first_one.shape[-1], first_one.device
     width = -(-n // PIECES)
     at_once = PIECES if n * n_clients <= STACKED else max(1, STACKED_OF_MORE // (width * n_clients))
-    done = []
+    # one memory for all, as fresh memory takes longer than the products; what the last pieces lack counts as 0
+    held, done = torch.zeros(n_clients, at_once * width, dtype=torch.float64, device=device), []
     for first in range(0, PIECES, at_once):
         count = min(at_once, PIECES - first)
-        rows = torch.zeros(n_clients, count * width, dtype=torch.float64, device=device)
+        rows = held[:, : count * width]
         for row, delta, c in zip(rows, deltas, choice, strict=True):
             part = delta[int(c), first * width : (first + count) * width]
             row[: len(part)] = part
-        pieces = rows.view(n_clients, count, width).transpose(0, 1)
+            row[len(part) :] = 0.0
+        pieces = rows.unflatten(1, (count, width)).transpose(0, 1)
         done.append(pieces @ pieces.mT)
     return torch.cat(done).sum(0)
 

@@ -5,6 +5,8 @@ Every method is held to the reference path in ``test_simulator`` (the kind "imag
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -60,3 +62,34 @@ def test_the_bits_do_not_depend_on_the_workers(name: str) -> None:
         updates, _ = engine.train(make_task(method, engine))
         results.append(torch.cat([u.delta for u in updates]))
     assert torch.equal(*results)
+
+
+class Dropping(nn.Module):
+    """Flattens by ``view`` and drops by a function; its dense layer is a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.images = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25))
+        self.hidden, self.output = nn.Linear(16 * 100, 24), nn.Linear(24, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.images(x)
+        h = torch.relu(self.hidden(h.view(len(h), -1)))
+        out: torch.Tensor = self.output(nn.functional.dropout(h, 0.5, self.training))
+        return out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm"])
+def test_dropout_draws_what_it_draws_on_the_reference_path(name: str) -> None:
+    method, federation = METHODS.build(name, weight_decay=1e-2), replace(make_federation("images"), augment=None)
+    reference = ReferenceSimulator(federation, Dropping(), method, Settings.of(batch_size=16, workers=1))
+    task = make_task(method, reference)
+    task, deltas = replace(task, x=task.x.clone()), list[torch.Tensor]()
+    expected = torch.cat([u.delta for u in reference.train(task)[0]])
+    for workers in (1, 3):
+        fast = simulator(federation, Dropping(), method, Settings.of(batch_size=16, workers=workers))
+        assert fast.info()["kernel"] == "ChunkedKernel"
+        deltas.append(torch.cat([u.delta for u in fast.train(task)[0]]))
+    assert torch.equal(*deltas)
+    torch.testing.assert_close(deltas[0], expected, rtol=1e-3, atol=1e-5)

@@ -17,7 +17,6 @@ from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.layers import Window, add_into
 from fedtail.simulate.batched.network import Network, recognise
 from fedtail.simulate.batched.step import AnyKernel, Kernel
-from fedtail.simulate.reference import draws_numbers
 from fedtail.simulate.workers import forward_flops
 
 CONVOLVES = 2.5e5
@@ -43,8 +42,10 @@ def choose_cpu_kernel(model: FlatModel, federation: Federation, method: Method) 
     kernel, why = choose_kernel(model, federation, method)
     if isinstance(kernel, Network) or refusal(model, federation, method):
         return kernel, why
-    if _chunks(model.module, federation.input_shape):
-        return ChunkedKernel(model.module, federation.input_shape), "images in chunks"
+    if _convolves(model.module, federation.input_shape):
+        chunked = ChunkedKernel(model.module, federation.input_shape)
+        if not (chunked.draws and method.traits.whole):
+            return chunked, "images in chunks"
     return kernel, why
 
 
@@ -52,6 +53,8 @@ def choose_kernel(model: FlatModel, federation: Federation, method: Method) -> t
     """Return the kernel that runs many models at once, and which it is or why there is none."""
     if reason := refusal(model, federation, method):
         return None, reason
+    if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
+        return None, "dropout draws random numbers in every step"
     network = recognise(model.module, federation.input_shape)
     if network is not None:
         return network, "a small model of known layers"
@@ -73,8 +76,6 @@ def refusal(model: FlatModel, federation: Federation, method: Method) -> str:
         return "BatchNorm couples the samples of a batch"
     if model.size != model.n_params:
         return "the model has frozen parameters or buffers"
-    if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
-        return "dropout draws random numbers in every step"
     recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
     if recurrent and recognise(model.module, federation.input_shape) is None:
         return "recurrent layers cannot be batched over clients"
@@ -83,12 +84,10 @@ def refusal(model: FlatModel, federation: Federation, method: Method) -> str:
     return ""
 
 
-def _chunks(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
-    """Whether a module convolves images at some length, without drawing numbers; that each image stands alone is
-    tried with the whole path."""
-    if len(input_shape) != 3 or not any(isinstance(m, nn.Conv2d) for m in module.modules()):
-        return False
-    return forward_flops(module, input_shape) >= CONVOLVES and not draws_numbers(module, input_shape)
+def _convolves(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a module convolves images at some length; that each image stands alone is tried with the whole path."""
+    convolves = len(input_shape) == 3 and any(isinstance(m, nn.Conv2d) for m in module.modules())
+    return convolves and forward_flops(module, input_shape) >= CONVOLVES
 
 
 class FunctionalKernel:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.evidence import class_counts
+from fedtail.core.random import torch_seed
 from fedtail.core.records import Measurement, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.augment import apply_augment
@@ -86,7 +87,7 @@ class BatchedSimulator(ReferenceSimulator):
         self._least = short_batches_pay(self.sample_flops)
         if isinstance(kernel, ChunkedKernel):
             self.shard = runs_in_chunks(federation, settings, self.model.n_params)
-            capture_after, kernel.spread = math.inf, self.pool.map
+            capture_after, kernel.spread, kernel.workers = math.inf, self.pool.map, self.pool.n
             self._least = math.inf  # chunks have no padding to save
         self.pooled = Pooled(self._spread, self.sample_flops)
         self.padding: dict[str, float] = {}
@@ -134,6 +135,8 @@ class BatchedSimulator(ReferenceSimulator):
             if not alike(runs):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
+                if isinstance(self.kernel, ChunkedKernel) and self.kernel.draws:
+                    self.pool = Workers(1)  # who shares torch's generator runs one client at a time
                 with torch.enable_grad():
                     return super().train(task)
             steps, advance = max(sum(r.local.steps for r in runs), 1), by_caller(task.advance)
@@ -210,6 +213,8 @@ def train_shard(programs: Programs, federation: Federation, worker: int, shard: 
     """How each of a shard's runs ends."""
     runs = shard[0].runs
     n_runs, start = len(runs), task.x[: programs.model.n_params]
+    if isinstance(kernel := programs.kernels[worker], ChunkedKernel):
+        kernel.seed([torch_seed(r.local.seed, "dropout", r.local.client, r.local.round) for r in runs])
     const, state = _stack([r.const for r in runs]), _stack([r.state for r in runs])
     searched = programs.signature(shard[0], task).searched
     rows = {

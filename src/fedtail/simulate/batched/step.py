@@ -198,14 +198,13 @@ def _by_chunks(
 ) -> tuple[Tensor, Tensors]:
     """``_at_once``, some samples at a time. A loss that needs the whole batch gets all logits first."""
     x, inputs, y, new, traits = given["x"], given["inputs"], given["y"], state, method.traits
-    whole = traits.stateful_loss or traits.whole_batch or traits.needs_teacher or traits.views is not None
-    if whole:
+    if traits.whole:
         logits = kernel.answers(x, inputs, training=True)
         all_losses, all_d, new = logit_gradient(method, logits, _batch(kernel, method, given), const, state, None)
 
     def pull(i: int, columns: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
         row = slice(i, i + 1)
-        if whole:
+        if traits.whole:
             return all_losses[row, columns], all_d[row, :, columns]
         batch = Batch(y[row, columns], given["weight"][row, columns])
         own, carried = ({k: v[row] for k, v in tensors.items()} for tensors in (const, state))
