@@ -1,6 +1,6 @@
 """The CPU simulator against a plain PyTorch loop, against itself, and against other simulators; ratios of one run.
 
-    python benchmarks/simulator.py [--peers] [--sizes 4k 24k 220k 2M] [--cores one|all] [--images] [--padding]
+    python benchmarks/simulator.py [--peers] [--sizes 4k 24k 220k 2M] [--cores one|all] [--images]
 
 The work: rows like the Adult table's, an MLP with GroupNorm and 4k, 24k, 220k or 2M parameters, batch 64, one local
 epoch, SGD at 0.1 (2M: 0.02); 32,561 rows, for the two large ones 8,192 and 4,096. A round is all of ``train_rounds``
@@ -9,7 +9,7 @@ turns, so that a busy machine disturbs both sides alike. ``--peers`` sets up Flo
 virtual environment of its own under .cache/peers, and gives them the same rows, clients, initial model, batches,
 epochs and rounds; all must end at the same training loss. ``--cores all`` gives every core to everybody: to the loop
 as torch's threads, to us as workers, to the others as what they have for it. ``--images`` times a small CNN on
-64-pixel images at five clients on the reference path and in chunks; ``--padding`` counts what unequal clients cost.
+64-pixel images at five clients on the reference path and in chunks.
 """
 
 from __future__ import annotations
@@ -155,17 +155,6 @@ def images(repeats: int, cores: int, size: int = 64, clients: int = 5, each: int
     }  # fmt: skip
 
 
-def padding() -> dict[str, float]:
-    """What FedCGNM computes for nothing at 51 sites of very unequal size: samples of steps, and of groups' products."""
-    federation = table(80_000, 51)
-    module = build_model("mlp", (281,), 8, hidden=(256, 128, 64))
-    settings = Settings.of(batch_size=BATCH, path="batched", workers=1)
-    engine = simulator(federation, module, METHODS.build("fedcgnm"), settings)
-    k = federation.n_clients
-    engine.train(Task(0, engine.model.vector.clone(), tuple(range(k)), {"rate": np.full((k, 1), 0.6)}, 0.1))
-    return dict(engine.padding)
-
-
 def limits(repeats: int = 200) -> dict[str, float]:
     """What one core multiplies at best; what bfloat16 would save of a 220k step's products; and a first layer of
     one-hot columns, FedCGNM's forward pass and gradients of one batch: dense products against index sums."""
@@ -273,7 +262,6 @@ def main() -> None:
     parser.add_argument("--cores", choices=["one", "all"], default="one")
     parser.add_argument("--images", action="store_true", help="a small CNN on 64-pixel images too")
     parser.add_argument("--limits", action="store_true", help="matrix products of one core, and one-hot columns")
-    parser.add_argument("--padding", action="store_true", help="count padding at 51 unequal sites")
     parser.add_argument("--rounds", type=int, default=12, help="repeats of each measurement, 3 or more")
     parser.add_argument("--registered", type=int, default=10_000, help="clients of the scale measurement; 0 skips it")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
@@ -294,9 +282,6 @@ def main() -> None:
     if args.limits:
         result["limits"] = limits()
         print("limits: " + ", ".join(f"{k} {v:.0f}" for k, v in result["limits"].items()))
-    if args.padding:
-        result["padding"] = padding()
-        print(f"padding at 51 sites: {' and '.join(f'{v:.1%} more {k}' for k, v in result['padding'].items())}")
     if args.images:
         result["images"] = r = images(args.rounds, usable_cores())
         speeds = ", ".join(f"{k} {v:.0f}" for k, v in r["images_per_second"].items())

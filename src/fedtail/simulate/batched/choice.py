@@ -16,7 +16,7 @@ from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.layers import Window, add_into
 from fedtail.simulate.batched.network import Network, recognise
-from fedtail.simulate.batched.step import AnyKernel, Kernel
+from fedtail.simulate.batched.step import AnyKernel
 from fedtail.simulate.workers import forward_flops
 
 CONVOLVES = 2.5e5
@@ -39,25 +39,17 @@ def operations_that_pay(kernel: AnyKernel) -> float:
 
 def choose_cpu_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[AnyKernel | None, str]:
     """Return the kernel that runs the model on a CPU, and which it is or why there is none."""
-    kernel, why = choose_kernel(model, federation, method)
-    if isinstance(kernel, Network) or refusal(model, federation, method):
-        return kernel, why
+    if reason := refusal(model, federation, method):
+        return None, reason
+    network = recognise(model.module, federation.input_shape)
+    if network is not None:
+        return network, "a small model of known layers"
     if _convolves(model.module, federation.input_shape):
         chunked = ChunkedKernel(model.module, federation.input_shape)
         if not (chunked.draws and method.traits.whole):
             return chunked, "images in chunks"
-    return kernel, why
-
-
-def choose_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[Kernel | None, str]:
-    """Return the kernel that runs many models at once, and which it is or why there is none."""
-    if reason := refusal(model, federation, method):
-        return None, reason
     if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
         return None, "dropout draws random numbers in every step"
-    network = recognise(model.module, federation.input_shape)
-    if network is not None:
-        return network, "a small model of known layers"
     kernel = FunctionalKernel(model.module)
     sample = torch.zeros(2, 1, *federation.input_shape)
     try:

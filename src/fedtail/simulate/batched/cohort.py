@@ -285,11 +285,6 @@ def stretches(active: np.ndarray) -> list[tuple[int, int, int]]:
     ]
 
 
-def sizes(active: np.ndarray, n_runs: int) -> list[int]:
-    """The rows that each step is run with."""
-    return [ladder(n, n_runs) for n in active.tolist()]
-
-
 @cache
 def ladder(n: int, most: int) -> int:
     """The rows a step is run with when n are needed: few distinct sizes, at most a third more than needed."""
@@ -297,15 +292,3 @@ def ladder(n: int, most: int) -> int:
     while size < n:
         size = size + max(1, size // 3)
     return min(size, most)
-
-
-def padding(shards: Sequence[Shard]) -> dict[str, float]:
-    """Return the work for nothing, in units of the rest: samples in steps (those of runs that are over, and of
-    short batches), and samples in the products of groups, whose windows hold more than the group."""
-    real = max(sum(len(run.plan.index) for shard in shards for run in shard[0].runs), 1)
-    slots = products = 0
-    for part in (part for shard in shards for part in shard):
-        rows = sum(sizes(part.active, len(part.runs)))
-        slots += rows * part.index.shape[-1]
-        products += rows * sum(high - low for low, high in part.windows)
-    return {"samples": slots / real - 1.0, "products": products / real - 1.0}

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -282,8 +282,8 @@ class Reshape:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """``Residual``: layers whose output is added to their input."""
+class Chain:
+    """Layers one after the other."""
 
     layers: tuple[Layer, ...]
 
@@ -295,24 +295,33 @@ class Branch:
     def out(self) -> Shape:
         return self.layers[-1].out
 
+    def each(self, p: Sequence[Tensor]) -> list[tuple[Layer, Sequence[Tensor]]]:
+        """The layers with their parameters."""
+        rest = iter(p)
+        return [(layer, list(islice(rest, len(layer.shapes)))) for layer in self.layers]
+
     def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
-        z, saved = a, []
-        for layer, own in zip(self.layers, self._own(p), strict=True):
-            z, kept = layer.forward(own, z)
+        saved = []
+        for layer, own in self.each(p):
+            a, kept = layer.forward(own, a)
             saved.append(kept)
+        return a, saved
+
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        at += len(self.shapes)
+        begin = next(i for i, layer in enumerate(self.layers) if layer.shapes) if first else 0
+        for i, (layer, own) in reversed(list(enumerate(self.each(p)))[begin:]):
+            at -= len(own)
+            d = layer.backward(own, saved[i], d, out, at, first and i == begin)
+        return d
+
+
+class Branch(Chain):
+    """``Residual``: layers whose output is added to their input."""
+
+    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
+        z, saved = super().forward(p, a)
         return a + z, saved
 
     def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
-        inner, at = d, at + len(self.shapes)
-        for layer, own, kept in reversed(list(zip(self.layers, self._own(p), saved, strict=True))):
-            at -= len(own)
-            inner = layer.backward(own, kept, inner, out, at, False)
-        return d + inner
-
-    def _own(self, p: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """The parameters of each layer."""
-        parts, start = list[Sequence[Tensor]](), 0
-        for layer in self.layers:
-            parts.append(p[start : start + len(layer.shapes)])
-            start += len(layer.shapes)
-        return parts
+        return d + super().backward(p, saved, d, out, at, False)

@@ -11,45 +11,51 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.models.mlp import Residual
-from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
+from fedtail.simulate.batched.layers import (
+    Branch,
+    Chain,
+    Gradients,
+    GroupNorm,
+    Layer,
+    Linear,
+    ReLU,
+    Reshape,
+    Shape,
+    Window,
+)
 
 
 @dataclass(frozen=True)
 class Network:
-    """``layers`` on n flat models; parameters in the module's own order."""
+    """``chain`` on n flat models; parameters in the module's own order."""
 
     input_shape: Shape
-    layers: tuple[Layer, ...]
+    chain: Chain
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.chain.layers
 
     @property
     def along_sequences(self) -> bool:
         """Whether it convolves or is recurrent."""
         return any(getattr(layer, "along_sequence", False) for layer in self.layers)
 
-    def parameters(self, flat: Tensor) -> list[list[Tensor]]:
-        """Views of (n, d) parameters, layer by layer."""
-        views, offset = [], 0
-        for layer in self.layers:
-            own = []
-            for shape in layer.shapes:
-                size = math.prod(shape)
-                own.append(flat[:, offset : offset + size].view(flat.shape[0], *shape))
-                offset += size
-            views.append(own)
-        return views
+    def parameters(self, flat: Tensor) -> list[Tensor]:
+        """Views of (n, d) parameters."""
+        shapes = self.chain.shapes
+        parts = flat.split([math.prod(shape) for shape in shapes], 1)
+        return [part.view(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         params = self.parameters(x)
-        a, saved = self._samples_last(inputs), []
-        for layer, p in zip(self.layers, params, strict=True):
-            a, kept = layer.forward(p, a)
-            saved.append(kept)
+        a, saved = self.chain.forward(params, self._samples_last(inputs))
         return a, (params, saved)
 
     def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
         a = self._samples_last(inputs)
-        for layer, p in zip(self.layers, self.parameters(x), strict=True):
+        for layer, p in self.chain.each(self.parameters(x)):
             a = _answers(layer, p, a)
         return a
 
@@ -71,9 +77,10 @@ class Network:
         if not isinstance(self.layers[first], Linear):
             return self.answers(models, inputs.expand(len(models), *inputs.shape))
         a = inputs.reshape(1, inputs.shape[0], -1).transpose(1, 2).expand(len(directions) + 1, -1, -1)
-        parts = self.layers[first].forward(self.parameters(torch.cat([base.unsqueeze(0), directions]))[first], a)[0]
+        layer, p = self.chain.each(self.parameters(torch.cat([base.unsqueeze(0), directions])))[first]
+        parts = layer.forward(p, a)[0]
         z = torch.addmm(parts[0].reshape(1, -1), patterns, parts[1:].flatten(1)).view(-1, *parts.shape[1:])
-        for layer, p in list(zip(self.layers, self.parameters(models), strict=True))[first + 1 :]:
+        for layer, p in self.chain.each(self.parameters(models))[first + 1 :]:
             z = _answers(layer, p, z)
         return z
 
@@ -82,12 +89,8 @@ class Network:
     ) -> None:
         """See ``Kernel``."""
         params, kept = saved
-        out = Gradients(into, keep, windows, masks, [s for layer in self.layers for s in layer.shapes])
-        first = next(i for i, layer in enumerate(self.layers) if layer.shapes)
-        at = len(out.spans)
-        for i in range(len(self.layers) - 1, first - 1, -1):
-            at -= len(params[i])
-            d = self.layers[i].backward(params[i], kept[i], d, out, at, i == first)
+        out = Gradients(into, keep, windows, masks, self.chain.shapes)
+        self.chain.backward(params, kept, d, out, 0, True)
         out.finish()
 
 
@@ -107,7 +110,7 @@ def recognise(module: nn.Module, input_shape: Shape) -> Network | None:
     layers = _layers(leaves, input_shape)
     if layers is None or len(layers[-1].out) != 1 or not any(layer.shapes for layer in layers):
         return None
-    return Network(input_shape, tuple(layers))
+    return Network(input_shape, Chain(tuple(layers)))
 
 
 def _layers(leaves: Sequence[nn.Module], shape: Shape) -> list[Layer] | None:

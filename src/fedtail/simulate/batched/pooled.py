@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.methods.base import cross_entropy
 from fedtail.rounds.evaluation import Split
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.step import AnyKernel
@@ -40,31 +39,17 @@ class Pooled:
         while self.chunk > LEAST_CHUNK and self.chunk * sample_flops > CHUNK_FLOPS:
             self.chunk //= 2
 
-    def _chunks(self, x: Tensor, split: Split, work: Callable[[Tensor, Tensor], R]) -> list[R]:
-        """``work`` of the (m, C, b) logits of models (m, d) on the same samples, and their labels (b,), by chunk."""
-
-        @torch.no_grad()
-        def piece(kernel: AnyKernel, part: slice) -> R:
-            inputs, y = split.batch(part)
-            return work(kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y)
-
-        operations = float(len(x) * len(split) * self.sample_flops)
-        return self.spread(piece, split.parts(max(self.chunk // len(x), 64)), operations)
-
     def logits_each(self, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
         """Return (b, C) logits and the labels, chunk by chunk, for every model of (m, d)."""
-        parts = self._chunks(x, split, lambda z, y: (z, y))
+
+        @torch.no_grad()
+        def piece(kernel: AnyKernel, part: slice) -> tuple[Tensor, Tensor]:
+            inputs, y = split.batch(part)
+            return kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y
+
+        operations = float(len(x) * len(split) * self.sample_flops)
+        parts = self.spread(piece, split.parts(max(self.chunk // len(x), 64)), operations)
         return [[(z[i].T, y) for z, y in parts] for i in range(len(x))]
-
-    def confusions(self, x: Tensor, split: Split) -> np.ndarray:
-        """(m, C, C) confusion matrices of models (m, d)."""
-        total = np.zeros((len(x), split.n_classes, split.n_classes), dtype=np.int64)
-        return sum(self._chunks(x, split, lambda z, y: _count(z, y, split.n_classes)), total)
-
-    def losses(self, x: Tensor, split: Split) -> Tensor:
-        """(m, len(split)) unweighted cross-entropy of each sample under models (m, d)."""
-        parts = self._chunks(x, split, lambda z, y: cross_entropy(z.transpose(1, 2), y.expand(len(x), -1)))
-        return torch.cat(parts, 1) if parts else torch.empty(len(x), 0)
 
     def candidate_confusions(self, candidates: Candidates, split: Split) -> np.ndarray:
         """(N, C, C) confusion matrix of every candidate."""

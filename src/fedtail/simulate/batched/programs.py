@@ -21,7 +21,7 @@ from fedtail.models.flat import FlatModel
 from fedtail.rounds.plan import PreparedRun
 from fedtail.settings import Settings
 from fedtail.simulate.batched.capture import Recording, Tape, capture, check, record, restore, same_bits
-from fedtail.simulate.batched.cohort import Cohort, Shard, sizes
+from fedtail.simulate.batched.cohort import Cohort, Shard, ladder
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.step import AnyKernel, Signature, input_names, make_step
 
@@ -310,7 +310,8 @@ class Programs:
         coming: Counter[Size] = Counter()
         first: dict[Size, tuple[Cohort, int]] = {}
         for part in (part for shard in shards for part in shard):
-            signature, rows = self.signature(part, task), sizes(part.active, len(part.runs))
+            signature = self.signature(part, task)
+            rows = [ladder(n, len(part.runs)) for n in part.active.tolist()]
             coming.update((signature, n) for n in rows)
             for n in set(rows):
                 first.setdefault((signature, n), (part, rows.index(n)))
@@ -333,7 +334,15 @@ class Programs:
         return program
 
     def signature(self, cohort: Cohort, task: Task) -> Signature:
-        return Signature.of(self.method, self.settings, task, cohort.index.shape[-1], cohort.windows, cohort.runs[0])
+        searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
+        return Signature(
+            columns=cohort.index.shape[-1],
+            windows=cohort.windows,
+            hyper=tuple((k, v) for k, v in self.method.hyper().items() if k not in searched),
+            searched=searched,
+            const=tuple(cohort.runs[0].const),
+            state=tuple(cohort.runs[0].state),
+        )
 
     def runner(self, worker: int, size: Size, run: PreparedRun) -> Runner:
         """A worker's memory for a step; ``run``: one like those it will move."""

@@ -26,7 +26,7 @@ from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import Logits, Split, federation_split
+from fedtail.rounds.evaluation import Logits, Split
 from fedtail.rounds.local import End
 from fedtail.rounds.plan import PreparedRun, draw_width
 from fedtail.settings import Settings
@@ -38,7 +38,6 @@ from fedtail.simulate.batched.cohort import (
     Shard,
     cut_round,
     ladder,
-    padding,
     runs_in_a_shard,
     runs_in_chunks,
     short_batches_pay,
@@ -90,9 +89,6 @@ class BatchedSimulator(ReferenceSimulator):
             capture_after, kernel.spread, kernel.workers = math.inf, self.pool.map, self.pool.n
             self._least = math.inf  # chunks have no padding to save
         self.pooled = Pooled(self._spread, self.sample_flops)
-        self.padding: dict[str, float] = {}
-        """What the last round computed for nothing; see ``cohort.padding``."""
-        self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
         self.programs = Programs(
@@ -143,7 +139,6 @@ class BatchedSimulator(ReferenceSimulator):
             counted = replace(task, advance=lambda n: advance(n / steps))
             shards = cut_round(runs, self._labels, self.n_groups, self.shard, self._least)
             self.programs.prepare(shards, task)
-            self.padding = {} if isinstance(self.kernel, ChunkedKernel) else padding(shards)
             ends = self._work(
                 lambda worker, shard: train_shard(self.programs, self.federation, worker, shard, counted),
                 shards,
@@ -179,14 +174,6 @@ class BatchedSimulator(ReferenceSimulator):
     def _logits_each(self, models: Tensor, split: Split) -> Sequence[Logits]:
         return self.pooled.logits_each(models, split)
 
-    def _losses(self, models: Tensor, split: Split) -> Tensor:
-        return self.pooled.losses(models, split)
-
-    def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        if split not in self._splits:
-            self._splits[split] = federation_split(self.federation, split)
-        return self.pooled.confusions(x.unsqueeze(0), self._splits[split])[0]
-
     def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:
         if what.of_features:
             return super().measure(x, what)
@@ -202,7 +189,6 @@ class BatchedSimulator(ReferenceSimulator):
             **super().info(),
             "kernel": type(self.kernel).__name__,
             "shard": self.shard,
-            **({"padding": round(self.padding["samples"], 4)} if self.padding else {}),
             "steps": "+".join(self.programs.modes()) or "none yet",
             **({"notes": notes} if notes else {}),
             **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from fedtail.core.momentum import Scalar, like
-from fedtail.core.records import Task, Tensors
+from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
-from fedtail.rounds.plan import PreparedRun
-from fedtail.settings import Settings
 from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.cohort import Span
 from fedtail.simulate.batched.layers import Window
@@ -56,21 +54,6 @@ class Signature:
     """Hyper-parameters that come as one value per run."""
     const: tuple[str, ...]
     state: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, method: Method, settings: Settings, task: Task, columns: int, windows: Sequence[Span], run: PreparedRun
-    ) -> Signature:
-        """``run``: one like those of the step."""
-        searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
-        return cls(
-            columns=columns,
-            windows=tuple(windows),
-            hyper=tuple((k, v) for k, v in method.hyper().items() if k not in searched),
-            searched=searched,
-            const=tuple(run.const),
-            state=tuple(run.state),
-        )
 
     def same_runs(self, other: Signature) -> bool:
         """Whether steps differ in their batches alone, and not in what a run consists of."""
@@ -129,10 +112,7 @@ def make_step(kernel: AnyKernel, method: Method, signature: Signature) -> Callab
             weights = _scaled(given["share"], factor).unsqueeze(1)
         else:
             weights = _scaled(group_masks(given["member"], given["share"], n_groups), factor)
-        if isinstance(kernel, ChunkedKernel):
-            losses, new = _by_chunks(kernel, method, given, const, state, weights, into, keep)
-        else:
-            losses, new = _at_once(kernel, method, signature.windows, given, const, state, weights, into, keep)
+        losses, new = _gradients(kernel, method, signature.windows, given, const, state, weights, into, keep)
         if not plain and not isinstance(beta, Tensor):
             factors = method.average_factors(into, hyper) * -lr.unsqueeze(-1)
             if decays:
@@ -164,8 +144,8 @@ def _batch(kernel: AnyKernel, method: Method, given: Tensors) -> Batch:
     return Batch(given["y"], given["weight"], teacher)
 
 
-def _at_once(
-    kernel: Kernel,
+def _gradients(
+    kernel: AnyKernel,
     method: Method,
     spans: Sequence[Span],
     given: Tensors,
@@ -176,37 +156,25 @@ def _at_once(
     keep: float | Tensor,
 ) -> tuple[Tensor, Tensors]:
     """``into`` becomes keep * into + group gradients; (n, B) losses and new state. weights: (n, H, B)."""
-    logits, saved = kernel.forward(given["x"], given["inputs"])
-    one = len(spans) == 1
-    share = weights.squeeze(1) if one else None
-    losses, d, new = logit_gradient(method, logits, _batch(kernel, method, given), const, state, share)
-    windows = [Window(a, b, weights[:, h : h + 1, a:b]) for h, (a, b) in enumerate(spans)]
-    all_samples = [Window(0, d.shape[-1], None)]
-    kernel.backward(saved, d, all_samples if one else windows, None if one else weights, into, keep)
-    return losses, new
-
-
-def _by_chunks(
-    kernel: ChunkedKernel,
-    method: Method,
-    given: Tensors,
-    const: Tensors,
-    state: Tensors,
-    weights: Tensor,
-    into: Tensor,
-    keep: float | Tensor,
-) -> tuple[Tensor, Tensors]:
-    """``_at_once``, some samples at a time. A loss that needs the whole batch gets all logits first."""
-    x, inputs, y, new, traits = given["x"], given["inputs"], given["y"], state, method.traits
-    if traits.whole:
+    x, inputs, new = given["x"], given["inputs"], state
+    if not isinstance(kernel, ChunkedKernel):
+        logits, saved = kernel.forward(x, inputs)
+        one = len(spans) == 1
+        share = weights.squeeze(1) if one else None
+        losses, d, new = logit_gradient(method, logits, _batch(kernel, method, given), const, state, share)
+        windows = [Window(a, b, weights[:, h : h + 1, a:b]) for h, (a, b) in enumerate(spans)]
+        all_samples = [Window(0, d.shape[-1], None)]
+        kernel.backward(saved, d, all_samples if one else windows, None if one else weights, into, keep)
+        return losses, new
+    if method.traits.whole:  # all logits before the first chunk is trained on
         logits = kernel.answers(x, inputs, training=True)
         all_losses, all_d, new = logit_gradient(method, logits, _batch(kernel, method, given), const, state, None)
 
     def pull(i: int, columns: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
         row = slice(i, i + 1)
-        if traits.whole:
+        if method.traits.whole:
             return all_losses[row, columns], all_d[row, :, columns]
-        batch = Batch(y[row, columns], given["weight"][row, columns])
+        batch = Batch(given["y"][row, columns], given["weight"][row, columns])
         own, carried = ({k: v[row] for k, v in tensors.items()} for tensors in (const, state))
         return logit_gradient(method, logits, batch, own, carried, None)[:2]
 
