@@ -74,7 +74,7 @@ class ChannelsLast(TorchFunctionMode):
         products = self.products.get(id(weight))
         if products is None or bias is None or x.ndim != 2:
             return F.linear(x, weight, bias)
-        out: Tensor = _Dense.apply(x, weight, bias, products)  # type: ignore[no-untyped-call]
+        out: Tensor = _Dense.apply(x, weight, bias, products)
         return out
 
     def _dropped(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -101,7 +101,7 @@ class _Dense(torch.autograd.Function):
         return torch.addmm(bias.unsqueeze(1), weight, x.T).T  # for few samples twice as fast as x @ weight.T
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         ctx.products.append((d, x))
         return d @ weight if ctx.needs_input_grad[0] else None, None, d.sum(0), None

@@ -9,7 +9,7 @@ all H groups of classes; only the products that sum over samples into parameters
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, groupby, islice
@@ -58,13 +58,8 @@ class Gradients:
 
     def product(self, i: int, d: Tensor, a: Tensor) -> None:
         """Parameter i, per group: sum_s w_s d_s a_s^T. d: (n, out, B); a: (n, in, B)."""
-        for h, (low, high, mask) in enumerate(self.windows):
-            part, inputs = d, a
-            if high - low < d.shape[-1]:
-                part, inputs = d[..., low:high], a[..., low:high]
-            if mask is not None:
-                part = part * mask
-            begin, end = self.spans[i]
+        begin, end = self.spans[i]
+        for h, part, inputs in self._of_groups(d, a):
             place = self.into[:, h, begin:end].view(len(d), d.shape[1], a.shape[1])
             if len(d) == 1 or end - begin >= LARGE:
                 beta = self.keep
@@ -80,18 +75,23 @@ class Gradients:
         each r from -reach to reach. d: (n, out, L, B); a: (n, in, L, B)."""
         n, outputs, length, _ = d.shape
         begin, end = self.spans[i]
-        for h, (low, high, mask) in enumerate(self.windows):
-            part, inputs = d, a
-            if high - low < d.shape[-1]:
-                part, inputs = d[..., low:high], a[..., low:high]
-            if mask is not None:
-                part = part * mask.unsqueeze(2)
+        for h, part, inputs in self._of_groups(d, a):
             products = []
             for r in range(-reach, reach + 1):
                 here, there = part[:, :, max(-r, 0) : max(length - r, 0)], inputs[:, :, max(r, 0) : max(length + r, 0)]
                 products.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
             value = torch.stack(products, -1).flatten(2) if reach else products[0]
             add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
+
+    def _of_groups(self, d: Tensor, a: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Each group with its samples of d, as they count in its gradient, and of a."""
+        for h, (low, high, mask) in enumerate(self.windows):
+            part, inputs = d, a
+            if high - low < d.shape[-1]:
+                part, inputs = d[..., low:high], a[..., low:high]
+            if mask is not None:
+                part = part * mask.view(len(mask), *(1,) * (d.ndim - 2), -1)
+            yield h, part, inputs
 
     def sums(self, i: int, terms: Tensor) -> None:
         """Parameter i, per group: the sum over samples of (n, features, B)."""

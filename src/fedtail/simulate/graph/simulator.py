@@ -23,7 +23,7 @@ from fedtail.data.federation import Federation
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import Logits, Split, federation_split
+from fedtail.rounds.evaluation import Logits, Split
 from fedtail.rounds.local import End, lone_samples_named
 from fedtail.rounds.plan import PreparedRun, batch_of, draw_width
 from fedtail.settings import Settings
@@ -233,9 +233,6 @@ class GraphSimulator(Simulator):
         held = Candidates(candidates.base.to(self.device), candidates.directions.to(self.device), candidates.patterns)
         return self.evaluator.counts(held, self._rows(self._held(clients)))
 
-    def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        return self.evaluator.confusion(x, self._rows(federation_split(self.federation, split)))
-
     def _rows(self, split: Split) -> np.ndarray:
         """Where a split's samples lie on the device: those of the test set are behind the pool."""
         rows = np.arange(len(split)) if split.rows is None else split.rows
@@ -301,30 +298,17 @@ class Evaluator:
         return torch.cat(parts) if parts else torch.empty(0, self.n_classes, device=self.device)
 
     @torch.no_grad()
-    def confusion(self, x: Tensor, index: np.ndarray) -> np.ndarray:
-        """(C, C) confusion matrix of model ``x``; row = true class."""
-        self.load(x.to(self.device))
-        total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
-        self._count(total, self._chunks(index))
-        return total.view(self.n_classes, self.n_classes).cpu().numpy()
-
-    @torch.no_grad()
     def counts(self, candidates: Candidates, index: np.ndarray) -> np.ndarray:
         """(N, 3, C) correct, true and predicted samples per class of every candidate; one copy to the host."""
-        c = self.n_classes
-        chunks = self._chunks(index)
+        c, chunks = self.n_classes, self._chunks(index)
         total = torch.zeros(len(candidates), c * c, dtype=torch.int64, device=self.device)
         for s, vector in candidates.walk():
             self.load(vector)
-            self._count(total[s], chunks)
+            for rows, real in chunks:
+                guess = self._run(rows)[:real].argmax(-1)
+                total[s].index_add_(0, self.resident.y[rows[:real]] * c + guess, torch.ones_like(guess))
         m = total.view(-1, c, c)
         return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
-
-    def _count(self, total: Tensor, chunks: list[tuple[Tensor, int]]) -> None:
-        for rows, real in chunks:
-            guess = self._run(rows)[:real].argmax(-1)
-            true = self.resident.y[rows[:real]]
-            total.index_add_(0, true * self.n_classes + guess, torch.ones_like(guess))
 
     def _chunks(self, index: np.ndarray) -> list[tuple[Tensor, int]]:
         """Rows on the device in even pieces, filled up to the recorded sizes."""
