@@ -302,7 +302,6 @@ def test_short_batches_have_short_steps_that_equal_the_reference(name: str, monk
         kept = fast.programs._runners[0]
         columns = {signature.columns for signature, _ in kept}
         assert len(columns) > 1 and len({id(r.inputs["x"]) for r in kept.values()}) == 1
-        assert fast.padding["samples"] < 0.2
     assert torch.equal(*found)
 
 
