@@ -324,11 +324,9 @@ def assemble(
 
     parts, given = cut(parts, holdout, "holdout") if holdout else (parts, [])
     train, held = cut(parts, validation, "validation")
-    names = tuple(sites) if sites is not None else tuple(f"client {k}" for k in range(len(parts)))
+    who = tuple(sites) if sites is not None else tuple(f"client {k}" for k in range(len(parts)))
     server = np.sort(np.concatenate(given)) if given else np.empty(0, dtype=np.int64)
-    return Federation(
-        pool, tuple(train), tuple(held), test, tuple(classes), names, auxiliary=aux, holdout=server, **more
-    )
+    return Federation(pool, tuple(train), tuple(held), test, tuple(classes), who, auxiliary=aux, holdout=server, **more)
 
 
 def stratified_holdout(

@@ -32,9 +32,7 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
     if isinstance(data, str | Path):
         return _from_path(Path(data), preprocessing, input_shape, notes)
     if isinstance(data, pd.Series):
-        raise FedtailError(
-            "pass a single row as a DataFrame with one row (frame.loc[[i]]) or a list of one dict, not as a Series"
-        )
+        raise FedtailError("pass a single row as a DataFrame (frame.loc[[i]]) or a list of one dict, not as a Series")
     if isinstance(data, Table):
         notes += data.notes
         data = data.frame

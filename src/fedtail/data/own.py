@@ -147,9 +147,7 @@ def _pair(pair: Any, name: str) -> tuple[Tensor, np.ndarray]:
     if len(x) != len(y):
         raise FedtailError(f"{name} has {len(x)} inputs but {len(y)} labels")
     if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.rint(y)).all()):
-        raise FedtailError(
-            f"{name}: labels are fractions or not finite; a label must be a class name or a whole number"
-        )
+        raise FedtailError(f"{name}: labels are fractions or not finite; a label is a class name or a whole number")
     return x, y.astype(np.int64) if y.dtype.kind in "fb" else y
 
 
@@ -187,9 +185,7 @@ def _labels(
         if unknown.size:
             raise FedtailError(f"test labels {unknown[:5].tolist()} do not occur at any client")
         if len(names) < 2:
-            raise FedtailError(
-                f"all clients together have only one class, {str(names[0])!r}; training needs at least two classes"
-            )
+            raise FedtailError(f"there is only one class, {str(names[0])!r}; training needs at least two classes")
         return [np.searchsorted(names, y) for y in raw], np.searchsorted(names, raw_test), [str(v) for v in names]
     known = {str(c): i for i, c in enumerate(classes)}
     if len(known) < max(len(classes), 2):
@@ -216,9 +212,7 @@ def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     labels: list[Any] = []
     counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not counted and not hasattr(dataset, "__iter__"):
-        raise FedtailError(
-            f"{name} is a {type(dataset).__name__}; give a torch Dataset or any sequence of (input, label)"
-        )
+        raise FedtailError(f"{name} is a {type(dataset).__name__}; give a torch Dataset or sequence of (input, label)")
     for i, item in enumerate((dataset[i] for i in range(len(dataset))) if counted else dataset):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise FedtailError(f"{name}: sample {i} is a {type(item).__name__}, not an (input, label) pair")

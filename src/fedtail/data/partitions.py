@@ -85,9 +85,7 @@ def partition(
     data = checked(DataSettings, settings)
     if isinstance(train, Pooled):
         if test is not None or column is not None or classes is not None:
-            raise FedtailError(
-                "partition of a data set uses the data set's own test samples, sites and classes; do not pass them"
-            )
+            raise FedtailError("a data set is split with its own test samples, sites and classes; do not pass them")
         return federate(train, data)
     if test is None:
         raise FedtailError("partition needs test samples as well as training samples, or a data set that has both")
@@ -215,9 +213,8 @@ def _two_labels(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndar
     """Each client takes the two classes that fewest have so far, ties at random; a class goes evenly to its clients."""
     classes = np.unique(y)
     if 2 * k < len(classes):
-        raise FedtailError(
-            f"{k} clients with 2 labels each cannot cover {len(classes)} classes; use {-(-len(classes) // 2)} clients"
-        )
+        least = -(-len(classes) // 2)
+        raise FedtailError(f"{k} clients with 2 labels each cannot cover {len(classes)} classes; use {least} clients")
     holds = np.zeros((k, len(classes)), dtype=bool)
     for row in holds:
         row[np.lexsort((rng.random(len(classes)), holds.sum(0)))[:2]] = True

@@ -165,9 +165,7 @@ def read_records(files: Sequence[Path], label_bytes: int, n_classes: int) -> Sam
     parts = []
     for file in files:
         if not file.is_file():
-            raise FedtailError(
-                f"{file} is missing; provide the complete official folder, or delete it to download it again"
-            )
+            raise FedtailError(f"{file} is missing; complete the official folder, or delete it to download it again")
         raw = np.fromfile(file, dtype=np.uint8)
         if raw.size == 0 or raw.size % size:
             raise FedtailError(

@@ -59,25 +59,16 @@ class Source:
     """A Python package that carries the files in its folder ``data``, where it is installed."""
 
 
-_CIFAR_TERMS = "free for research, cite Krizhevsky (2009)"
+def _cifar(classes: int, folder: str, files: tuple[str, ...], md5: str) -> Source:
+    home, terms = "https://www.cs.toronto.edu/~kriz", "free for research, cite Krizhevsky (2009)"
+    remote = Remote(f"{home}/cifar-{classes}-binary.tar.gz", f"md5:{md5}")
+    return Source(f"CIFAR-{classes}, binary version", folder, files, f"{home}/cifar.html", terms, (remote,))
 
+
+_CIFAR_10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 SOURCES: dict[str, Source] = {
-    "cifar10": Source(
-        "CIFAR-10, binary version",
-        "cifar-10-batches-bin",
-        (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        _CIFAR_TERMS,
-        (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
-    ),
-    "cifar100": Source(
-        "CIFAR-100, binary version",
-        "cifar-100-binary",
-        ("train.bin", "test.bin"),
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        _CIFAR_TERMS,
-        (Remote("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),),
-    ),
+    "cifar10": _cifar(10, "cifar-10-batches-bin", _CIFAR_10, "c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar100": _cifar(100, "cifar-100-binary", ("train.bin", "test.bin"), "03b5dce01913d631647c71ecec9e9cb8"),
 }
 
 

@@ -29,9 +29,7 @@ def custom_model(name: str, input_shape: tuple[int, ...], n_classes: int, **opti
         except Exception as error:
             raise in_user_code("model", name, error) from error
     else:
-        raise FedtailError(
-            f"model {name!r} is a {type(target).__name__}, not a class or function that returns a module"
-        )
+        raise FedtailError(f"model {name!r} is a {type(target).__name__}, not a class or function that makes a module")
     if not isinstance(module, nn.Module):
         raise FedtailError(f"model {name!r} returned a {type(module).__name__}, not a torch.nn.Module")
     check_output(module, input_shape, n_classes, f"model {name!r}")

@@ -57,9 +57,8 @@ def residual_mlp(
     check_range("model.blocks", blocks, 0)
     layers: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(input_shape), width)]
     for _ in range(blocks):
-        layers.append(
-            Residual(group_norm(width, norm_groups), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-        )
+        first, last = nn.Linear(width, width), nn.Linear(width, width)
+        layers.append(Residual(group_norm(width, norm_groups), first, nn.ReLU(), last))
     return nn.Sequential(*layers, group_norm(width, norm_groups), nn.ReLU(), nn.Linear(width, n_classes))
 
 

@@ -17,10 +17,8 @@ from fedtail.words import plural
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     """GroupNorm, or a clear error where ``groups`` does not divide the channels."""
     if groups < 1 or channels % groups:
-        fits = [str(g) for g in range(1, channels + 1) if channels % g == 0]
-        raise FedtailError(
-            f"model.norm_groups = {groups} does not divide {channels} channels; these do: {', '.join(fits)}"
-        )
+        fit = ", ".join(str(g) for g in range(1, channels + 1) if channels % g == 0)
+        raise FedtailError(f"model.norm_groups = {groups} does not divide {channels} channels; these do: {fit}")
     return nn.GroupNorm(groups, channels)
 
 

@@ -75,7 +75,7 @@ def test_a_declared_schema_replaces_the_proposal(folder: Path) -> None:
     )
     pool = DATASETS.build("site_tables", path=str(folder), schema=str(folder / "schema.toml"))
     assert pool.classes == ("none", "crack", "void") and pool.train.x.shape[1] == 3
-    assert "warning: no site has rows of class void" in pool.notes
+    assert "warning: no training rows of class void" in pool.notes
     with pytest.raises(FedtailError, match="the schema's label is 'fault'"):
         DATASETS.build("site_tables", path=str(folder), label="line", schema=str(folder / "schema.toml"))
 

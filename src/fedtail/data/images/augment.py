@@ -63,7 +63,5 @@ def apply_augment(x: Tensor, draws: Tensor) -> Tensor:
     rows = torch.arange(h, device=x.device) + draws[:, :1]
     cols = torch.arange(w, device=x.device).expand(n, w)
     cols = torch.where(draws[:, 2:] > 0, w - 1 - cols, cols) + draws[:, 1:2]
-    padded = F.pad(x, (PAD, PAD, PAD, PAD))
-    return padded[torch.arange(n, device=x.device)[:, None, None], :, rows[:, :, None], cols[:, None, :]].permute(
-        0, 3, 1, 2
-    )
+    padded, image = F.pad(x, (PAD, PAD, PAD, PAD)), torch.arange(n, device=x.device)[:, None, None]
+    return padded[image, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)

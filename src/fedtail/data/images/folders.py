@@ -137,9 +137,7 @@ def from_listing(
     x = decoded.x[torch.from_numpy(kept)] if decoded.bad else decoded.x
     names, codes = np.unique(listing.classes, return_inverse=True)
     if len(names) < 2:
-        raise FedtailError(
-            f"{listing.root} has only one class ({str(names[0])!r}); training needs at least two class folders"
-        )
+        raise FedtailError(f"{listing.root} has only one class ({str(names[0])!r}); it needs two class folders or more")
     if background is not None and background not in names:
         raise one_of("data.background", background, [str(v) for v in names])
     sites = np.array(listing.sites) if listing.sites else None
@@ -180,7 +178,7 @@ def _split(
         unseen = np.setdiff1d(y[mask], y[~mask])
         if not (~mask).any() or not mask.any() or unseen.size:
             raise FedtailError(
-                "the train folder must have images of every class in the test folder, and neither folder may be empty"
+                "the train folder must have every class of the test folder, and neither folder may be empty"
             )
         return np.flatnonzero(~mask), np.flatnonzero(mask)
     strata = y if sites is None else np.unique(sites, return_inverse=True)[1] * (y.max() + 1) + y
@@ -211,9 +209,7 @@ def _readable(listing: Listing, bad: Mapping[int, str], skip: bool) -> tuple[Lis
     first = f"{listing.files[place]} ({reason})"
     if not (skip and len(kept)):
         more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
-        raise FedtailError(
-            f"cannot read {first}{more}; repair or delete it, or skip such files with data.skip_corrupt=true"
-        )
+        raise FedtailError(f"cannot read {first}{more}; repair or delete it, or skip it with data.skip_corrupt=true")
     note = f"{len(bad):,} files could not be read and were skipped; the first is {first}"
     files, classes = [listing.files[i] for i in kept], [listing.classes[i] for i in kept]
     sites, test = listing.sites and [listing.sites[i] for i in kept], listing.test and [listing.test[i] for i in kept]

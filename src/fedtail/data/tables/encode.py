@@ -220,9 +220,8 @@ def strict_columns(schema: TableSchema, frame: pd.DataFrame, where: str) -> dict
             values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64).astype(np.float32)
             if not np.isfinite(values).all():
                 row = int(np.flatnonzero(~np.isfinite(values))[0])
-                raise FedtailError(
-                    f"{where}: {column.name} = {series.iloc[row]!r} in data row {row + 1} is not a number"
-                )
+                told = f"{where}: {column.name} = {series.iloc[row]!r}"
+                raise FedtailError(f"{told} in data row {row + 1} is not a number")
             out[column.name] = Numbers(values.astype(np.float64), False)
         else:
             codes = pd.Index(column.levels).get_indexer(pd.Index(series)).astype(np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -225,8 +226,7 @@ def check_columns(names: list[str], label: str, site: str | None, choices: Choic
         need_column("site", site, names, where)
         if site == label:
             raise FedtailError(f"{where}: label and site are the same column {label!r}")
-    twice = [n for n in names if n.startswith(f"{label} (") and n.endswith(")") and n[len(label) + 2 : -1].isdigit()]
-    if twice:
+    if any(re.fullmatch(rf"{re.escape(label)} \(\d+\)", name) for name in names):
         raise FedtailError(f"{where} has more than one column called {label!r}; rename all others")
     for role in ("exclude", "categories", "numbers"):  # a misspelt one would stay as it is, unseen
         for name in getattr(choices, role):

@@ -140,9 +140,7 @@ class TableSchema:
         if not isinstance(raw, Mapping):
             raise FedtailError(f"{where}: expected a table of keys, got {type(raw).__name__}")
         if raw.get("format", FORMAT) != FORMAT:
-            raise FedtailError(
-                f"{where}: format {raw['format']!r} is not {FORMAT}; it was written by another version of fedtail"
-            )
+            raise FedtailError(f"{where}: format {raw['format']!r} is not {FORMAT} but of another version of fedtail")
         own = {key: value for key, value in raw.items() if key not in ("kind", "format")}
         try:
             return _SCHEMA.validate_python({"clip": None if raw.get("strict") else CLIP, **own})

@@ -22,7 +22,7 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.columns import Choices
 from fedtail.data.tables.encode import SiteTable, encode_site, labelled
 from fedtail.data.tables.labels import label_codes
-from fedtail.data.tables.notes import describe
+from fedtail.data.tables.notes import class_notes, describe
 from fedtail.data.tables.pooled import check_columns, infer_schema, kinds_of
 from fedtail.data.tables.read import is_table, read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
@@ -150,13 +150,12 @@ def site_tables(
     present = np.unique(np.concatenate([s.y for s in sites]))
     if len(present) < 2:
         raise FedtailError(f"all sites together have only one class, {fitted.classes[present[0]]!r}; nothing to learn")
-    absent = [c for i, c in enumerate(fitted.classes) if i not in present]
-    if absent:
-        notes.append(f"warning: no site has rows of class {listing(absent)}")
+    samples, test_set = _concat(train), _concat(test)
+    notes += class_notes(samples.y.numpy(), test_set, fitted.classes)
     names = np.array([s.name for s in sites], dtype=object)
     return Pooled(
-        _concat(train),
-        _concat(test),
+        samples,
+        test_set,
         classes=fitted.classes,
         name="site tables",
         sites=np.repeat(names, [len(t) for t in train]),

@@ -51,9 +51,7 @@ def open_encoder(name: str, weights: str | None = None) -> Encoder:
     weights: a safetensors file for an encoder of the user's own.
     """
     if weights is not None and not is_code(name):
-        raise FedtailError(
-            f"weights {weights!r} need your own encoder (module:callable); {name!r} comes with its own weights"
-        )
+        raise FedtailError(f"weights {weights!r} need your own encoder (module:callable); {name!r} comes with its own")
     files = [Path(f) for f in (weights, name) if f is not None]
     stamps = tuple((str(f.resolve()), f.stat().st_mtime_ns) for f in files if f.is_file())
     return _open(name, weights, stamps)
