@@ -140,7 +140,7 @@ def test_the_last_samples_of_a_class_go_to_the_largest_remainders() -> None:
 
 def test_a_number_of_clients_beside_sites_of_the_data_is_an_error_unless_it_is_theirs() -> None:
     data = Samples(torch.zeros(60, 2), torch.arange(60) % 3)
-    pooled = Pooled(data, data, ("a", "b", "c"), "own", sites=np.arange(60) % 4)
+    pooled = Pooled(data, data, ("a", "b", "c"), name="own", sites=np.arange(60) % 4)
     assert partition(pooled).n_clients == partition(pooled, clients=4).n_clients == 4
     assert partition(pooled, clients=3, partition="iid").n_clients == 3
     for clients in (3, 5):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -89,8 +89,34 @@ class Client:
         return np.bincount(self.labels, minlength=self.n_classes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What data say of themselves, before and after they are split over clients."""
+
+    name: str = "data"
+    transform: Transform = field(default_factory=Transform)
+    augment: str | None = None
+    """``"crop-flip"`` (pad 4, random crop, horizontal flip), ``"flip"`` or None."""
+    background: int | None = None
+    """The class that means "nothing found" (no defect, no attack), where there is one: adds ``defect_score``."""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    """How raw user data became samples; JSON, saved with the model for prediction."""
+    model: str = "mlp"
+    """The model that suits the data, where none is named, and"""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """its options."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of the data (repairs, columns left out, synthetic origin ...)."""
+    label_type: str = ""
+    """What a model answers with: ``str``, ``int``, ``float`` or ``bool``; empty if not known."""
+
+    def described(self) -> dict[str, Any]:
+        """All of that, for other data made of these."""
+        return {f.name: getattr(self, f.name) for f in fields(Described)}
+
+
 @dataclass(frozen=True)
-class Federation:
+class Federation(Described):
     """Data of K clients with private validation splits, and a test set: made by ``fedtail.partition``, or from data of
     your own by ``from_tables``, ``from_images``, ``from_arrays``, ``from_datasets``."""
 
@@ -102,32 +128,16 @@ class Federation:
     test: Samples
     classes: tuple[str, ...]
     sites: tuple[str, ...]
-    name: str = "data"
-    transform: Transform = field(default_factory=Transform)
-    augment: str | None = None
-    """``"crop-flip"`` (pad 4, random crop, horizontal flip), ``"flip"`` or None."""
     auxiliary: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Pool indices of the small balanced set a server-side monitor may use; in no client's training split."""
-    background: int | None = None
-    """The class that means "nothing found", where there is one: adds ``defect_score`` to the metrics."""
     holdout: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Pool indices of validation samples that the server owns; in no client's splits."""
     test_clients: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """(N,) the client that each test sample belongs to, -1 for none; empty where the test set is nobody's own."""
     clusters: tuple[str, ...] = ()
     """A label per client (region, machine type ...) for rate searches over clusters of clients; empty if none."""
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
-    model: str = "mlp"
-    """The model that suits the data, where none is named, and"""
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    """its options."""
     own: str = ""
     """The data set whose suggestions ``fit`` follows, where the data are the user's own: ``table`` or ``images``."""
-    notes: tuple[str, ...] = ()
-    """What a reader should know of the data (repairs, columns left out, synthetic origin ...)."""
-    label_type: str = ""
-    """What a model answers with: ``str``, ``int``, ``float`` or ``bool``; empty if not known."""
 
     def __post_init__(self) -> None:
         if not self.train:

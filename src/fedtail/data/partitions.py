@@ -138,16 +138,8 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
         auxiliary=data.auxiliary or 0,
         holdout=data.holdout,
         seed=seed,
-        name=pooled.name,
-        transform=pooled.transform,
-        augment=augment,
-        background=pooled.background,
-        preprocessing=pooled.preprocessing,
-        model=pooled.model,
-        model_options=pooled.model_options,
-        label_type=pooled.label_type,
-        notes=(*pooled.notes, *_invented(pooled, how, data)),
         test_clients=_test_clients(pooled, parts, sites if how == "column" else None, seed),
+        **pooled.described() | {"augment": augment, "notes": (*pooled.notes, *_invented(pooled, how, data))},
     )
     return federation if pooled.clusters is None else with_clusters(federation, pooled.clusters)
 

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedtail.data.federation import Samples, Transform
+from fedtail.data.federation import Described, Samples
 from fedtail.registry import Registry
 
 
 @dataclass(frozen=True)
-class Pooled:
+class Pooled(Described):
     """A data set before partition."""
 
     train: Samples
     test: Samples
     classes: tuple[str, ...]
-    name: str
-    transform: Transform = field(default_factory=Transform)
-    augment: str | None = None
     sites: np.ndarray | None = None
     """(N,) site of each training sample, where the data has sites of its own."""
     test_sites: np.ndarray | None = None
     """(N_test,) site of each test sample, where it is known."""
     clusters: np.ndarray | None = None
     """(N,) cluster of each training sample's site, where the data names one: for rate searches over clusters."""
-    model: str = "mlp"
-    """The model the paper (or good sense) uses for it, and its options."""
-    model_options: dict[str, Any] = field(default_factory=dict)
     validation: float = 0.1
     """The share of each client's samples that makes its private validation split, unless the user says otherwise."""
-    background: int | None = None
-    """The class that means "nothing found" (no defect, no attack), where there is one: adds ``defect_score``."""
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    label_type: str = ""
-    """What a model answers with; see ``Federation``."""
 
 
 OWN_DATA: dict[str, Any] = {
