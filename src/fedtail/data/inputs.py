@@ -38,13 +38,12 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
         data = data.frame
     if isinstance(data, dict | Image.Image):
         data = [data]
-    if isinstance(data, list | tuple):
-        if data and all(isinstance(d, str | Path | Image.Image) for d in data):
-            return _from_images(data, input_shape)
-        if data and all(isinstance(d, dict) for d in data):
-            data = pd.DataFrame(list(data))
-        elif kind == "table":
-            raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
+    if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path | Image.Image) for d in data):
+        return _from_images(data, input_shape)
+    if isinstance(data, list | tuple) and data and all(isinstance(d, dict) for d in data):
+        data = pd.DataFrame(list(data))
+    if kind == "table" and isinstance(data, list | tuple):
+        raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
     if kind == "table" and not isinstance(data, pd.DataFrame):
         data = _named_columns(data, preprocessing)
     if isinstance(data, pd.DataFrame):

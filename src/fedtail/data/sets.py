@@ -161,8 +161,7 @@ def _cifar(name: str, imbalance: float, seed: int, data_dir: str | None) -> Pool
 
 def read_records(files: Sequence[Path], label_bytes: int, n_classes: int) -> Samples:
     """Records of ``label_bytes`` label bytes (the last one counts) and 3,072 pixels, channels first."""
-    size = label_bytes + PIXELS
-    parts = []
+    size, parts = label_bytes + PIXELS, []
     for file in files:
         if not file.is_file():
             raise FedtailError(f"{file} is missing; complete the official folder, or delete it to download it again")

@@ -177,14 +177,9 @@ def _given_away(values: np.ndarray, y: np.ndarray, half: int, n_classes: int) ->
     np.add.at(counts, (values[learn], y[learn]), 1.0)
     share = counts / np.maximum(counts.sum(axis=0), 1.0)
     guess = np.where(counts.sum(axis=1) > 0, share.argmax(axis=1), -1)[values[test]]
-    truth = y[test]
-    revealed = []
-    for c in range(n_classes):
-        true, guessed = truth == c, guess == c
-        if true.sum() < 5 or (~true).sum() < 5:
-            continue
-        hit = float((true & guessed).sum())
-        specificity = 1.0 - float((guessed & ~true).sum()) / float((~true).sum())
-        if hit / true.sum() >= SURE and specificity >= SURE and hit / max(guessed.sum(), 1) >= 0.9:
-            revealed.append(c)
-    return revealed
+    true, guessed = (column[:, None] == np.arange(n_classes) for column in (y[test], guess))  # (S / 2, C)
+    there, told, hit = true.sum(0), guessed.sum(0), (true & guessed).sum(0)
+    elsewhere = np.maximum(len(true) - there, 1)
+    sure = (hit / np.maximum(there, 1) >= SURE) & (1.0 - (told - hit) / elsewhere >= SURE)
+    sure &= hit / np.maximum(told, 1) >= 0.9
+    return np.flatnonzero(sure & (there >= 5) & (elsewhere >= 5)).tolist()

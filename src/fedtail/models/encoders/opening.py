@@ -153,13 +153,11 @@ def open_onnx(name: str) -> Encoder:
     except Exception as error:
         why = first_line(error)
         raise FedtailError(f"encoder {name!r} is not an ONNX file that onnxruntime can run: {why}") from None
-    more: dict[str, Any] = {}
     metadata = session.get_modelmeta().custom_metadata_map
     try:
+        side = session.get_inputs()[0].shape[-1]
         more = {key: json.loads(metadata[key]) for key in ("mean", "std") if key in metadata}
-        shape = session.get_inputs()[0].shape
-        side = shape[-1] if isinstance(shape[-1], int) else SIZE
-        more["size"] = json.loads(metadata["image_size"]) if "image_size" in metadata else side
+        more["size"] = json.loads(metadata.get("image_size", str(side if isinstance(side, int) else SIZE)))
     except (ValueError, IndexError) as error:
         raise FedtailError(f"encoder {name!r}: its metadata cannot be read: {error}") from None
     digest = hashlib.sha256(path.read_bytes() + json.dumps(more, sort_keys=True).encode()).hexdigest()
