@@ -111,7 +111,7 @@ class Described:
     """What a model answers with: ``str``, ``int``, ``float`` or ``bool``; empty if not known."""
 
     def described(self) -> dict[str, Any]:
-        """All of that, for other data made of these."""
+        """What these data say of themselves, by name, for others made of them."""
         return {f.name: getattr(self, f.name) for f in fields(Described)}
 
 
