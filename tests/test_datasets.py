@@ -45,7 +45,7 @@ def test_partition_takes_a_data_set_with_all_it_suggests_or_bare_samples() -> No
     bare = ft.partition(pooled.train, pooled.test, clients=4, alpha=1.0, seed=3)
     assert (whole.label_map() == bare.label_map()).all() and whole.transform == pooled.transform
     assert whole.classes == pooled.classes and bare.transform != pooled.transform
-    with pytest.raises(ft.FedtailError, match="the data set's own test samples"):
+    with pytest.raises(ft.FedtailError, match="its own test samples"):
         ft.partition(pooled, pooled.test)
     with pytest.raises(ft.FedtailError, match="needs test samples"):
         ft.partition(pooled.train)
