@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
@@ -32,6 +33,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S):
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(METRICS, "_own", dict(METRICS._own))  # other tests' records must not have this one's metric
     return tmp_path
 
 
