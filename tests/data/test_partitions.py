@@ -146,3 +146,7 @@ def test_a_number_of_clients_beside_sites_of_the_data_is_an_error_unless_it_is_t
     for clients in (3, 5):
         with pytest.raises(FedtailError, match=f"data.clients = {clients} has no effect: 'own' has 4 sites of its own"):
             partition(pooled, clients=clients)
+    for key, value in {"alpha": 0.1, "min_samples": 3}.items():
+        assert partition(pooled, **{key: value}, partition="dirichlet").n_clients == 5
+        with pytest.raises(FedtailError, match=f"data.{key} = {value} has no effect: 'own' has 4 sites"):
+            partition(pooled, **{key: value})

@@ -123,11 +123,8 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
         min_samples=data.min_samples,
         seed=seed,
     )
-    if how == "column" and data.clients not in (None, len(parts)):
-        raise FedtailError(
-            f"data.clients = {data.clients} has no effect: {pooled.name!r} has {plural(len(parts), 'site')} of its "
-            "own, and each is a client; leave it out, or have sites made up with data.partition=dirichlet"
-        )
+    if how == "column":
+        _check_unsplit(data, pooled.name, len(parts))
     federation = assemble(
         pooled.train,
         parts,
@@ -142,6 +139,18 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
         **pooled.described() | {"augment": augment, "notes": (*pooled.notes, *_invented(pooled, how, data))},
     )
     return federation if pooled.clusters is None else with_clusters(federation, pooled.clusters)
+
+
+def _check_unsplit(data: DataSettings, name: str, sites: int) -> None:
+    """Refuse settings that split samples over clients beside data that have ``sites`` of their own."""
+    fields = DataSettings.model_fields
+    silent = {"clients": (None, sites), **{key: (fields[key].default,) for key in ("alpha", "min_samples")}}
+    for key, values in silent.items():
+        if (value := getattr(data, key)) not in values:
+            raise FedtailError(
+                f"data.{key} = {value} has no effect: {name!r} has {plural(sites, 'site')} of its own, and each is a "
+                "client; leave it out, or have sites made up with data.partition=dirichlet"
+            )
 
 
 def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[str] | None, seed: int) -> np.ndarray:
