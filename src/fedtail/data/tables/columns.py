@@ -51,6 +51,15 @@ class Choices:
         check_range("data.hash_buckets", self.hash_buckets, 2)
         check_range("data.pieces", self.pieces or 0, 0, 256)
 
+    def check_with_schema(self) -> None:
+        """Refuse what a schema file says instead."""
+        for key, default in vars(Choices()).items():
+            if key != "pieces" and (value := getattr(self, key)) != default:
+                raise FedtailError(
+                    f"data.{key} = {value!r} has no effect beside data.schema, which says what the columns are; leave "
+                    "it out, or change the schema file"
+                )
+
 
 @dataclass(frozen=True)
 class Numbers:

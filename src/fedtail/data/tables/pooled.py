@@ -59,6 +59,8 @@ def table(
     """
     choices = Choices(exclude, categories, numbers, max_levels, hash_buckets, pieces)
     declared = load_schema(schema) if schema else None
+    if declared is not None:
+        choices.check_with_schema()
     label, site = agreed_label(label.strip(), declared), site and site.strip()
     shared = {"cluster": cluster, "test_fraction": test_fraction, "schema": declared, "seed": seed, **vars(choices)}
     if is_saved(path):

@@ -127,6 +127,7 @@ def site_tables(
     notes: list[str] = []
     if schema:
         agreed = load_schema(schema)
+        choices.check_with_schema()
         agreed_label(label.strip(), agreed)
     else:
         first, file = next(iter(files.items()))
