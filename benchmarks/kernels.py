@@ -102,6 +102,30 @@ def same_size(channels: int, back: bool, tiles: list[Tile]) -> dict[str, Make]:
     return {"library": theirs} | {str(tuple(t)): lambda t=t: mine(t) for t in tiles}  # type: ignore[misc]
 
 
+def halved(inputs: int, outputs: int, tiles: list[Tile]) -> dict[str, Make]:
+    side = SIDES[outputs]
+    shape = Shape((inputs, outputs, 3, 3, 2, 1, 1), (2 * side, 2 * side, side, side))
+
+    def given() -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(0)
+        return images(sum(SIZES), outputs, side), images(sum(SIZES), inputs, 2 * side), images(outputs, inputs, 3)
+
+    def theirs() -> Callable[[], Tensor]:
+        dy, x, w = given()
+        return lambda: library(dy, x, w, 2, [True, False, False])[0]
+
+    def mine(tile: Tile) -> Callable[[], Tensor]:
+        dy, _, w = given()
+
+        def call() -> Tensor:
+            with mock.patch.dict(pixels.HALVED, {(inputs, outputs): tile}):
+                return pixels.halved_inputs(dy, w, shape)
+
+        return call
+
+    return {"library": theirs} | {str(tuple(t)): lambda t=t: mine(t) for t in tiles}  # type: ignore[misc]
+
+
 def norms(channels: int, back: bool, blocks: list[tuple[int, int]]) -> dict[str, Make]:
     """``apart``: the shortcut's gradient added by itself."""
     direction = "backward" if back else "forward"
@@ -177,6 +201,9 @@ def cases() -> Iterator[tuple[str, str, dict[str, Make]]]:
             plans = [plan, small, *(rows if width == 3 else [])]
             title = f"weight gradients {inputs} to {outputs}, {width}x{width}/{stride}"
             yield "wgrad", title, weight_gradients(inputs, outputs, width, stride, plans)
+    for (inputs, outputs), tile in pixels.HALVED.items():
+        tiles = [tile, Tile(128, 64, 64), Tile(64, min(inputs, 128), 64), tile._replace(stages=1)]
+        yield "halved", f"input gradients {inputs} to {outputs}, 3x3/2", halved(inputs, outputs, tiles)
     for channels in SIDES:
         for back in (False, True):
             tiles = [Tile(128, 64, 64, 4, 1), Tile(128, 64, 64, 4, 3), Tile(64, 64, 64, 4, 1), Tile(64, 64, 64, 4, 4)]
@@ -222,6 +249,7 @@ def without(kind: str) -> Iterator[None]:
     """Rounds in which the kernels of a kind are left to the libraries."""
     patches = {
         "weight gradients": lambda: mock.patch.dict(convolution.PLANS, clear=True),
+        "halved": lambda: mock.patch.dict(pixels.HALVED, clear=True),
         "same": lambda: mock.patch.dict(pixels.SAME, clear=True),
         "second readers": lambda: mock.patch.object(fused, "_second_readers", lambda *_: {}),
         "step": lambda: mock.patch.object(step, "has_kernel", lambda *_: False),
@@ -231,7 +259,7 @@ def without(kind: str) -> Iterator[None]:
         yield
 
 
-KINDS = ("weight gradients", "same", "second readers", "step", "products")
+KINDS = ("weight gradients", "halved", "same", "second readers", "step", "products")
 
 
 def rounds(batch: int, shrink: int, width: int) -> dict[str, float]:
@@ -257,7 +285,7 @@ def rounds(batch: int, shrink: int, width: int) -> dict[str, float]:
 def main() -> None:
     global DEVICE, DTYPE, SIZES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="kinds: wgrad, same, norm, step")
+    parser.add_argument("--only", nargs="*", help="kinds: wgrad, halved, same, norm, step")
     parser.add_argument("--rounds", action="store_true")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--shrink", type=int, default=4, help="divide the data of the rounds")

@@ -17,7 +17,7 @@ from fedtail.settings import Settings
 from fedtail.simulate.graph import convolution, fused, grouped, step
 from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
 from fedtail.simulate.graph.network import Layout, Numerics
-from fedtail.simulate.graph.pixels import Tile, same_size
+from fedtail.simulate.graph.pixels import Tile, halved_inputs, has_halved, same_size
 from fedtail.simulate.graph.recorder import SideStreams
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.graph.step import agree, momentum_step
@@ -64,6 +64,17 @@ def test_layers_that_keep_the_size_of_images_both_ways() -> None:
     y, dx = same_size(x, w, Tile(64, 32, 32), back=False), same_size(dy, w, Tile(64, 32, 16), back=True)
     torch.testing.assert_close(y, nn.functional.conv2d(x, w, None, 1, 1), rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(dx, nn.grad.conv2d_input(x.shape, w, dy, 1, 1), rtol=1e-4, atol=1e-3)
+
+
+@interpreted
+def test_input_gradients_of_a_layer_with_stride_2() -> None:
+    torch.manual_seed(0)
+    w, dy = torch.randn(128, 64, 3, 3), torch.randn(3, 128, 4, 6)
+    shape = Shape((64, 128, 3, 3, 2, 1, 1), (8, 12, 4, 6))
+    assert has_halved(shape) and not has_halved(Shape((64, 128, 3, 3, 2, 1, 1), (7, 12, 4, 6)))
+    given = (t.contiguous(memory_format=torch.channels_last) for t in (dy, w))
+    expected = nn.grad.conv2d_input((3, 64, 8, 12), w, dy, 2, 1)
+    torch.testing.assert_close(halved_inputs(*given, shape), expected, rtol=1e-4, atol=1e-3)
 
 
 @interpreted

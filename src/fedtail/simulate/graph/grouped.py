@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
-from fedtail.simulate.graph.pixels import same_size, same_tile
+from fedtail.simulate.graph.pixels import halved_inputs, has_halved, same_size, same_tile
 from fedtail.simulate.graph.recorder import SideStreams
 
 Conv = nn.Conv1d | nn.Conv2d
@@ -92,6 +92,8 @@ class GroupedConv(torch.autograd.Function):
             dx = (dy.movedim(1, -1) @ w[:, :, 0, 0]).movedim(-1, 1)
         elif same is not None:
             dx = same_size(dy, w, same, back=True)
+        elif shape is not None and has_halved(shape):
+            dx = halved_inputs(dy, w, shape)
         else:
             dx = back(dy, x, [True, False, False])[0][:, : layer.in_channels]
         dx = dx.squeeze(2) if dx is not None and ctx.flat else dx
