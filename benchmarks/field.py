@@ -103,7 +103,7 @@ def ours(shape: Shape, rounds: int, device: str, workers: int | str = "auto") ->
     )
     common = {"batch_size": BATCH, "lr": shape.lr, "schedule": "constant", "device": device, "rounds": rounds}
     common |= {"participation": shape.cohort / shape.users, "workers": workers}
-    settings = Settings.of(**common, evaluate_every=10**6, validate_every=0)
+    settings = Settings.of(**common, evaluate_every=10**6, validate_every=0, diagnostics=())
     rates = RATES.build("uniform", len(users), rate=0.0)
     problem = assemble(federation, network(shape), METHODS.build("fedavg"), rates, settings)
     times: list[float] = []
