@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedtail.core.records import Tensors
 from fedtail.errors import check_range
-from fedtail.methods.base import Batch, Method, cross_entropy
+from fedtail.methods.base import Batch, Method
 from fedtail.methods.registry import METHODS
 
 
@@ -29,6 +30,6 @@ class Focal(Method):
         check_range("method.gamma", self.gamma, 0.0)
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        surprise = cross_entropy(logits, batch.y)  # -log p
-        miss = (-torch.expm1(-surprise)).clamp_min(1e-12)  # 1 - p; the floor keeps gradients finite for gamma < 1
-        return miss**self.gamma * surprise, state
+        log_p = F.log_softmax(logits, dim=-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+        miss = (-torch.expm1(log_p)).clamp_min(1e-12)  # 1 - p; the floor keeps gradients finite for gamma < 1
+        return -(miss**self.gamma * log_p), state
