@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_a_late_site_is_named_and_the_others_are_heard() -> None:
     grid = Grid(lambda message: None if message.metadata.dst_node_id == 22 else to_content({"meta": b"yes"}))
     replies, errors = exchange(grid, timeout=0.1)
     assert sorted(replies) == [0, 2] and errors == {1: "no reply within 0.1 s"}
+
+
+@pytest.mark.parametrize(
+    ("timeout", "reason"), [(0.05, "no reply within 0.05 s"), (60.0, "the message no longer exists")]
+)
+def test_a_message_that_flower_says_has_expired_had_no_reply_in_time(timeout: float, reason: str) -> None:
+    def answer(message: Message) -> Error:
+        time.sleep(0.06)
+        return Error(3, "gone")
+
+    errors = FlowerTransport(Grid(answer), NODES, poll=0).exchange("train", {0: {}}, timeout, lambda k, parts: None)
+    assert errors == {0: reason}
 
 
 def test_an_offline_site_is_not_waited_for() -> None:

@@ -30,10 +30,11 @@ REPLY_TIMES, REPLY_BYTES = 16, 1 << 26
 """The most that is fetched of a reply: so many times its question, and so many bytes more. What it may have exactly,
 the engine knows and checks."""
 TOO_LARGE = "the reply is larger than"
+EXPIRED = 3
 ERRORS = {
     1: "the site's app cannot be loaded",
     2: "the site's app raised",
-    3: "the message no longer exists",
+    EXPIRED: "the message no longer exists",
     4: "the reply is missing",
     5: "the site disconnected",
     7: "the site refused the app bundle",
@@ -42,7 +43,7 @@ ERRORS = {
 GRID: Any = private(
     "flwr.superlink.grid.http_grid", "pull_objects", "ObjectPullError", loses="replies may be of any size"
 )
-SELF_EXPLAINING = (3, 4, 5)
+SELF_EXPLAINING = (EXPIRED, 4, 5)
 """Where Flower's own text only says the same at length."""
 
 
@@ -74,6 +75,7 @@ class FlowerTransport:
                 errors[client] = "Flower did not accept the message"
             else:
                 pending[identity] = client
+        late = f"no reply within {timeout or 0:g} s"
         largest = max(map(size_of, payloads.values()), default=0)
         group = max(1, min(PULLED_MESSAGES, PULLED_BYTES // max(largest, 1)))
         most = REPLY_TIMES * largest + REPLY_BYTES
@@ -86,8 +88,9 @@ class FlowerTransport:
                 break
             if pending:
                 time.sleep(self.poll)
-        errors |= dict.fromkeys(pending.values(), f"no reply within {timeout or 0:g} s")
-        return errors
+        if deadline is not None and time.monotonic() > deadline:  # messages live as long: Flower may notice first
+            errors = {k: late if why == ERRORS[EXPIRED] else why for k, why in errors.items()}
+        return errors | dict.fromkeys(pending.values(), late)
 
     def _pull(self, waiting: list[str], pending: dict[str, int], errors: Errors, take: Take) -> None:
         """Fetch the replies to some messages; those that are there are no longer pending."""
