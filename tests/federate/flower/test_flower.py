@@ -438,7 +438,7 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     flower_deployment: Deployment, tmp_path: Path, trust: str
 ) -> None:
     """All sites must answer, and in the end the model is the simulator's: bit by bit, or within the fixed point of
-    masked sums. A site keeps nothing of a run that trusts its server, so its full disk is no matter; another run waits."""
+    masked sums. A site keeps nothing of a run that trusts its server, so its full disk is no matter; another waits."""
     through = {"name": f"through-{trust}", "rounds": 8}
     config = settings(run=through, deploy={"timeout": 90.0, "trust": trust})
     folder = flower_deployment.runs / f"through-{trust}"
