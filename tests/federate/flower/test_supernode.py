@@ -163,6 +163,24 @@ def test_the_version_we_pin_has_all_that_is_used(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("where", ["pull_object", "confirm_message_received", "send"])
+def test_a_run_that_ends_while_its_message_is_taken_or_answered_ends_no_loop(
+    untouched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As after a server was killed and started again. Flower's exception for it is no Exception."""
+
+    def over(*_: Any) -> None:
+        raise loop.RunNotRunningException
+
+    monkeypatch.setattr(worker_client, "ask", lambda site, parts: parts)
+    assert supernode.seat(tmp_path / "site.toml") and not issubclass(loop.RunNotRunningException, Exception)
+    server = Server(PARTS)
+    monkeypatch.setattr(server, where, over)
+    assert turn(server) == (3 if where == "send" else None) and not server.got
+    server = Server(PARTS)
+    assert turn(server) == 3 and server.got
+
+
 @pytest.mark.parametrize("change", ["a name", "a parameter"])
 def test_a_version_that_would_run_what_a_server_sends_does_not_start(
     capfd: pytest.CaptureFixture[str], untouched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str

@@ -88,6 +88,9 @@ class Desk:
             message = pulled(tree, partial(pull_object, run), confirm, return_type=Message)
             message.metadata.__dict__["_message_id"] = tree.object_id
             self.reply = answered(message, self.site)
+        except self.loop.RunNotRunningException:  # which is no Exception
+            say("its run is over")
+            return None
         except Exception as error:  # the server asks again for what it needs
             say(f"it could not be taken: {type(error).__name__}: {error}")
             return None
@@ -103,6 +106,8 @@ class Desk:
                 parts, push = self.loop.get_all_nested_objects(reply), partial(push_object, run, session)
                 self.objects.push_objects(parts, push, object_ids_to_push=wanted)
             say(f"answered after {time.monotonic() - self.began:.1f} s")
+        except self.loop.RunNotRunningException:
+            say("its run is over, and nobody waits for the answer")
         except Exception as error:
             say(f"its answer could not be sent: {type(error).__name__}: {error}")
 
