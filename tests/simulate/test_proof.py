@@ -19,6 +19,7 @@ from fedtail.models import build_model
 from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import ReferenceSimulator, simulator
+from fedtail.simulate.paths import few_samples
 from tests.simulate.batched.test_simulator import make_federation, make_module, make_task
 
 IMAGE, TABLE = (3, 20, 20), (12,)
@@ -187,6 +188,36 @@ def test_a_model_that_begins_at_zero_hides_nothing() -> None:
     federation, module = made("own batch statistics")
     nn.init.zeros_(module.output.weight)
     assert simulator(federation, module, FedAvg(), Settings.of(batch_size=8)).info()["path"] == "reference"
+
+
+class AtAKink(Shell):
+    """Answers for some samples turn on how sums are rounded, as at the kink of a ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        kink = torch.sin(1e8 * h.detach().sum(1, keepdim=True))
+        out: Tensor = self.output(h) * torch.where(x[:, :1] > 50, 1 + 0.2 * kink, 1.0)
+        return out
+
+
+@pytest.mark.parametrize(("marked", "path"), [("the first", "batched"), ("all", "reference")])
+def test_samples_that_rounding_turns_over_judge_no_path(marked: str, path: str) -> None:
+    """A ReLU at its kink sent whole runs on a GPU to the reference path."""
+    torch.manual_seed(0)
+    federation, module = make_federation("mlp"), AtAKink(mlp())
+    assert simulator(federation, module, FedAvg(), Settings.of(batch_size=8)).info()["path"] == "batched"
+    x = federation.pool.x.clone()
+    asked = few_samples(federation).pool.x
+    at = slice(None) if marked == "all" else (x[:, None] == asked).all(2).any(1)
+    x[at, 0] = 100.0
+    turned = replace(federation, pool=replace(federation.pool, x=x))
+    assert simulator(turned, module, FedAvg(), Settings.of(batch_size=8)).info()["path"] == path
+
+
+def test_every_turn_has_samples_of_its_own() -> None:
+    federation = make_federation("mlp")
+    first, second = (few_samples(federation, turn).pool.x for turn in (0, 1))
+    assert not (first[:, None] == second).all(2).any()
 
 
 class Leaking(FedAvg):

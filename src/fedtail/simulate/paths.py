@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -45,6 +46,8 @@ a run."""
 Build = Callable[[Federation, nn.Module, Method, Settings], Engine]
 Candidate = tuple[Build, Build]
 """A fast path as it is tried, and as it runs."""
+Outcome = tuple[list[Update], Tensor]
+"""An engine's updates for a task, and its outputs for some samples."""
 
 
 def simulator(federation: Federation, module: nn.Module, method: Method, settings: Settings) -> Engine:
@@ -106,6 +109,11 @@ JITTER = 0.1
 that begins at 0 hides what lies before it."""
 AGREES = 5e-3
 """Relative difference that is rounding. Batches that leak into each other are off by .01 and more."""
+TURNS = 3
+"""Choices of samples that may judge, one after another."""
+ROUNDING = 1e-6
+"""What weights are moved by, as a share of themselves, to see whether samples can judge: sums in another order move
+results as far."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -124,28 +132,57 @@ def opaque(module: nn.Module) -> str:
 
 
 def disagreement(build: Build, federation: Federation, module: nn.Module, method: Method, settings: Settings) -> str:
-    """Why the engine that ``build`` makes may not take the run; empty if it does what the reference path does."""
-    trial, settings = few_samples(federation), _on_cpu(settings)
-    module = copy_module(module).cpu()
+    """Why the engine that ``build`` makes may not take the run; empty if it does what the reference path does.
+
+    Where they differ on samples on which the reference path differs from itself as soon as its weights are rounded
+    otherwise (an activation lies at the kink of a ReLU, say), other samples judge.
+    """
+    module, settings, reason = copy_module(module).cpu(), _on_cpu(settings), ""
     draws = draws_numbers(module, federation.input_shape)
     with torch.random.fork_rng(devices=[]), AverageDraws() if draws else nullcontext():
+        for turn in range(TURNS):
+            reason, steady = _compared(build, few_samples(federation, turn), module, method, settings)
+            if steady:
+                break
+    return reason
+
+
+def _compared(
+    build: Build, trial: Federation, module: nn.Module, method: Method, settings: Settings
+) -> tuple[str, bool]:
+    """Why the engine may not take the run by these samples, and whether they can judge."""
+
+    def reference() -> ReferenceSimulator:
         torch.manual_seed(0)
-        try:
-            reference = ReferenceSimulator(trial, copy_module(module), method, settings)
-            task = _task(reference, method, settings)
-            expected, logits = _outcome(reference, task)
-        except Exception as error:  # the model or the method, which may be the user's own
-            return f"it cannot be tried on {sum(SIZES)} samples ({_named(error)})"
-        try:
-            fast = build(trial, module, method, settings)
-            updates, answers = _outcome(fast, task)
-            fast.close()
-        except Exception as error:
-            return f"it fails on {sum(SIZES)} samples ({_named(error)})"
-    if len(updates) != len(expected):
+        return ReferenceSimulator(trial, copy_module(module), method, settings)
+
+    try:
+        engine = reference()
+        task = _task(engine, method, settings)
+        expected = _outcome(engine, task)
+    except Exception as error:  # the model or the method, which may be the user's own
+        return f"it cannot be tried on {sum(SIZES)} samples ({_named(error)})", True
+    try:
+        fast = build(trial, copy_module(module), method, settings)
+        found = _outcome(fast, task)
+        fast.close()
+    except Exception as error:
+        return f"it fails on {sum(SIZES)} samples ({_named(error)})", True
+    reason = _difference(expected, found)
+    if not reason:
+        return "", True
+    rounding = torch.randn(task.x.shape, generator=torch.Generator().manual_seed(2))
+    otherwise = _outcome(reference(), replace(task, x=task.x * (1 + ROUNDING * rounding)))
+    return reason, not _difference(expected, otherwise)
+
+
+def _difference(expected: Outcome, found: Outcome) -> str:
+    """What of two outcomes is further apart than rounding takes it; empty if nothing is."""
+    (updates, logits), (others, answers) = expected, found
+    if len(others) != len(updates):
         return "it refuses other clients than the reference path"
-    pairs = [("updates", a.delta, b.delta) for a, b in zip(expected, updates, strict=True)]
-    pairs += [("losses", torch.tensor(a.loss), torch.tensor(b.loss)) for a, b in zip(expected, updates, strict=True)]
+    pairs = [("updates", a.delta, b.delta) for a, b in zip(updates, others, strict=True)]
+    pairs += [("losses", torch.tensor(a.loss), torch.tensor(b.loss)) for a, b in zip(updates, others, strict=True)]
     for what, a, b in [*pairs, ("outputs", logits, answers)]:
         apart = float((a - b).norm() / a.norm().clamp_min(1e-30))
         if not apart <= AGREES:
@@ -153,8 +190,8 @@ def disagreement(build: Build, federation: Federation, module: nn.Module, method
     return ""
 
 
-def few_samples(federation: Federation) -> Federation:
-    """Two clients with some of the federation's training samples, of as many classes as there are."""
+def few_samples(federation: Federation, turn: int = 0) -> Federation:
+    """Two clients with some of the federation's training samples, of as many classes as there are; others each turn."""
     samples, n = list[np.ndarray](), 0
     for rows in federation.train:
         samples.append(rows[:200])
@@ -166,9 +203,10 @@ def few_samples(federation: Federation) -> Federation:
     # the first of every class, then the second of every class, and so on
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], labels[order])
-    turn = np.empty(len(rows), dtype=np.int64)
-    turn[order] = np.arange(len(rows)) - starts
-    chosen = np.resize(rows[np.argsort(turn, kind="stable")], sum(SIZES))
+    place = np.empty(len(rows), dtype=np.int64)
+    place[order] = np.arange(len(rows)) - starts
+    mixed = rows[np.argsort(place, kind="stable")]
+    chosen = np.resize(np.roll(mixed, -turn * sum(SIZES)), sum(SIZES))
     first, second = np.arange(SIZES[0]), np.arange(SIZES[0], sum(SIZES))
     pool = federation.pool.take(chosen)
     return Federation(
@@ -223,8 +261,7 @@ def _jittered(model: FlatModel) -> Tensor:
     return x
 
 
-def _outcome(engine: Engine, task: Task) -> tuple[list[Update], Tensor]:
-    """Return an engine's updates for a task, and its outputs for some samples."""
+def _outcome(engine: Engine, task: Task) -> Outcome:
     updates, refused = engine.train(task)
     if refused:
         raise ValueError(refused[0].reason)
