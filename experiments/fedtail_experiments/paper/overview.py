@@ -16,7 +16,7 @@ from fedtail_experiments.paper.recipes import load_recipes
 from fedtail_experiments.paper.records import Record
 from fedtail_experiments.paper.search import Found
 from fedtail_experiments.paper.studies import Study
-from fedtail_experiments.paper.summaries import agreement, difference, number, p_value, said, summaries
+from fedtail_experiments.paper.summaries import agreement, difference, number, p_value, said, side_by_side, summaries
 from fedtail_experiments.paper.tables import markdown_table
 
 
@@ -145,7 +145,7 @@ def _readings(target: Mapping[str, Any], records: Iterable[Record]) -> dict[str,
 
 def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
     """Each column of some grids: how many cells and runs there are, rank agreement with the paper, and the lead of one
-    row over another beside the paper's."""
+    row over another under the seeds that both have, beside the paper's."""
     one, two = view["rows"]
     rows, counted = [], [0, 0]
     for part in view["parts"]:
@@ -160,7 +160,10 @@ def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
             tau, n = agreement(grid, found, place)
             paper = [grid.reported(place[0], row, place[1]) for row in (one, two)]
             ours = [found.get((*place, row)) for row in (one, two)]
-            lead = difference(ours[0].mean - ours[1].mean) if ours[0] and ours[1] else "–"
+            lead = "–"
+            if ours[0] and ours[1]:
+                (first, second), seeds = side_by_side([ours[0], ours[1]])
+                lead = difference(first - second) + (f" ×{seeds}" if seeds else "")
             theirs = difference(paper[0] - paper[1]) if paper[0] is not None and paper[1] is not None else "–"
             rows.append(
                 [

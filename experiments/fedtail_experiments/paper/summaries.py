@@ -87,12 +87,22 @@ def column_floor(found: Mapping[Key, Summary], place: tuple[str, str]) -> float:
 def agreement(grid: Grid, found: Mapping[Key, Summary], place: tuple[str, str]) -> tuple[float, int]:
     """Kendall's tau between ours and the paper's order of the rows of a column, and over how many; NaN below three."""
     pairs = [
-        (found[*place, row.name].mean, paper)
+        (found[*place, row.name], paper)
         for row in grid.rows
         if (*place, row.name) in found and (paper := grid.reported(place[0], row.name, place[1])) is not None
     ]
-    tau = float(kendalltau(*zip(*pairs, strict=True)).statistic) if len(pairs) > 2 else math.nan
-    return tau, len(pairs)
+    if len(pairs) < 3:
+        return math.nan, len(pairs)
+    ours, papers = zip(*pairs, strict=True)
+    return float(kendalltau(side_by_side(ours)[0], papers).statistic), len(pairs)
+
+
+def side_by_side(cells: Sequence[Summary]) -> tuple[list[float], int]:
+    """Means of cells over the seeds that all of them have, and how many those are: seeds differ by more than rows do.
+
+    Each over all of its own, and 0, where there is no such seed."""
+    common = set.intersection(*(set(s.values) for s in cells))
+    return [float(np.mean([s.values[k] for k in common])) if common else s.mean for s in cells], len(common)
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -146,6 +146,15 @@ def test_a_table_has_seeds_spread_paired_test_and_rank_agreement() -> None:
     assert "+.18 over 4 rows" in tau
 
 
+def test_rows_are_compared_under_the_seeds_that_all_of_them_have() -> None:
+    """A hard seed that only one of two rows has had says nothing of the rows."""
+    easy = [run("FedAvg + U", 0, 0.90), run("FedCGNM + U", 0, 0.91), run("CLIMB + U", 0, 0.89)]
+    page = table("columns", [*easy, run("FedCGNM + U", 1, 0.5)])
+    (told,) = [line for line in page.splitlines() if "Adult-10" in line]
+    assert told.startswith("| IID, Adult-10, K=5 | 3 / 4 | ") and " | +.010 ×1 | " in told
+    assert told.split(" | ")[2] == table("columns", easy).splitlines()[2].split(" | ")[2], "the order of rows, too"
+
+
 def test_single_runs_are_listed_with_what_was_changed_and_their_validation_where_it_is_known() -> None:
     view = {
         "grid": "table-iid",
@@ -192,7 +201,7 @@ def test_targets_have_the_recipes_figure_over_seeds_and_the_best_reading_of_the_
     assert lead in text, "of full length"
     assert "C10-20" not in text, "nothing is told of what was not run"
     (line,) = [line for line in table("columns", records).splitlines() if "C10-100" in line]
-    assert line == "| IID, C10-100, K=5 | 2 / 2 | – | +.060 | +.125 |"
+    assert line == "| IID, C10-100, K=5 | 2 / 2 | – | +.060 ×1 | +.125 |"
     records += [of("FedCGNM + U", 0.68, 1), of("FedAvg + U", 0.60, 1), of("FedCGNM + U", 0.9, 2)]
     more = table("targets", records)
     assert "| FedCGNM, C10-100, IID | .760 ± .122 ×3 | .743 (+.017) | .711 (+.049) | – | .710 (lr 0.3" in more
