@@ -92,12 +92,15 @@ T = TypeVar("T")
 
 class SideStreams:
     """Calls work on a side stream after what has been launched so far, in turn on each of several; without a GPU,
-    plainly."""
+    plainly.
+
+    Every stream has side streams of its own: libraries keep scratch memory for each stream, which recordings of two
+    lanes would share when they are replayed at the same time.
+    """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        cuda = device is not None and device.type == "cuda"
-        self.streams = [torch.cuda.Stream(device) for _ in range(STREAMS)] if cuda else []
-        self._next = cycle(self.streams)
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._beside: dict[torch.cuda.Stream, cycle[torch.cuda.Stream]] = {}
         self._begun: set[torch.cuda.Stream] = set()
         self._held: list[Any] = []
         """What the work reads: memory must not go to others before it is done."""
@@ -107,10 +110,13 @@ class SideStreams:
         """Where weight gradients of each group are wanted, by name; empty if anywhere."""
 
     def __call__(self, work: Callable[..., T], *reads: Tensor) -> T:
-        if not self.streams:
+        if self._device is None:
             return work(*reads)
-        side = next(self._next)
-        side.wait_stream(torch.cuda.current_stream(side.device))
+        current = torch.cuda.current_stream(self._device)
+        if current not in self._beside:
+            self._beside[current] = cycle([torch.cuda.Stream(self._device) for _ in range(STREAMS)])
+        side = next(self._beside[current])
+        side.wait_stream(current)
         self._begun.add(side)
         self._held.append(reads)
         with torch.cuda.stream(side):
