@@ -279,6 +279,15 @@ def test_a_part_of_the_sets_is_ranked_without_touching_the_leaderboard(tmp_path:
     assert [p["method"] for p in answer["ranking"]] != [p.submission.method for p in whole.places]
 
 
+def test_a_method_on_some_of_the_sets_alone_stands_beside_the_ranking_of_the_others() -> None:
+    values = {"adult": [0.7, 0.71], "elpv": [0.5, 0.52]}
+    both, mine = [made(title, values) for title in ("FedAvg", "FedProx")], made("FedCGN", {"adult": [0.9, 0.9]})
+    board = rank_submissions([*both, mine])
+    assert board.sets == ("adult", "elpv") and [s.title for s in board.beside] == ["FedCGN"]
+    assert rank_submissions([both[0], mine]).sets == ("adult",), "no more than half have the other"
+    assert len(rank_submissions([*both, mine], only=["adult"]).places) == 3
+
+
 def test_trees_take_the_tables_with_a_grid_of_their_own_and_stand_beside_the_ranking(tmp_path: Path) -> None:
     suite = load_suite()
     table, image = suite.only(["adult"])[0], suite.only(["elpv"])[0]

@@ -8,6 +8,7 @@ the difference of their ranks leaves out 0."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,12 @@ class Board:
     sets: tuple[str, ...]
     seeds: int
     beside: tuple[Submission, ...] = ()
-    """Methods that train no network, which have not all of the sets: shown beside the others on those they have."""
+    """Submissions that have not all of these sets: shown beside the others on those they have."""
 
 
 def rank_submissions(submissions: Sequence[Submission], only: Collection[str] = ()) -> Board:
-    """Ranks over the sets and seeds that all submissions have, or those of these sets that ``only`` names."""
+    """Ranks over the sets that most methods have that train a network, or those of them that ``only`` names, and over
+    the seeds that all who have these sets have; who has not is shown beside them."""
     if not submissions:
         raise FedtailError("no submissions to rank; run `fedtail bench --method NAME` first")
     if len(versions := {s.version for s in submissions}) > 1:
@@ -67,15 +69,17 @@ def rank_submissions(submissions: Sequence[Submission], only: Collection[str] = 
             f"the submissions are of versions {' and '.join(map(str, sorted(versions)))} of the suite, which do not "
             "compare; rank them in separate folders"
         )
-    beside = tuple(s for s in submissions if not is_own(s.method) and s.method not in list(METHODS))
-    if len(beside) < len(submissions):
-        submissions = [s for s in submissions if s not in beside]
-    have = set.intersection(*(set(s.values(RANKED)) for s in submissions))
-    shared = sorted(key for key in have if not only or key[0] in only)
-    if not shared:
+    pool = [s for s in submissions if is_own(s.method) or s.method in list(METHODS)] or list(submissions)
+    having = Counter(name for s in pool for name in s.sets if not only or name in only)
+    wanted = {name for name, n in having.items() if 2 * n > len(pool)}
+    ranked = [s for s in pool if wanted <= s.sets]
+    beside = tuple(s for s in submissions if s not in ranked and s.sets & wanted)
+    have = set.intersection(*(set(s.values(RANKED)) for s in ranked)) if wanted else set()
+    if not (shared := sorted(key for key in have if key[0] in wanted)):
         raise FedtailError(
             "the submissions have no data set and seed in common; run them with the same --only and --seeds"
         )
+    submissions = ranked
     sets = tuple(dict.fromkeys(name for name, _ in shared))
     seeds = min(sum(name == one for name, _ in shared) for one in sets)
     ranks = [set_ranks(submissions, one, [seed for name, seed in shared if name == one][:seeds]) for one in sets]

@@ -60,6 +60,11 @@ class Submission:
     hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per set: the machine that it ran on."""
 
+    @property
+    def sets(self) -> set[str]:
+        """The sets that it has been run on."""
+        return {row.set for row in self.rows}
+
     def values(self, measure: str) -> dict[tuple[str, int], float]:
         """(set, seed) -> what was measured."""
         return {(row.set, row.seed): row.values[measure] for row in self.rows}

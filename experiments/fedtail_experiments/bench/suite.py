@@ -92,10 +92,6 @@ class Suite:
         """Kinds of sets that a method can be run on."""
         return self.apart[method].kinds if method in self.apart else KINDS
 
-    def known_to(self, method: str) -> set[str]:
-        """Names of all sets that a method can be run on."""
-        return {one.name for one in self.sets if one.kind in self.kinds(method)}
-
     def taken(self, sets: Sequence[Set], method: str) -> list[Set]:
         """Those of some sets that a method can be run on; one line where it is none."""
         kinds = self.kinds(method)

@@ -68,9 +68,9 @@ def bench(
         done = bench_method(suite, name, sets, seeds or suite.seeds, out, runner(out, workers), device)
         if not as_json:
             typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} data sets")
-    asked = {one.name for one in sets} if names or only else set()
-    there = [s for s in submissions(out) if asked & suite.known_to(s.method) <= set(s.chosen)]
     part = bool(only) and not names  # a look at some of the sets, which is not the suite's ranking
+    asked = {one.name for one in sets}
+    there = [s for s in submissions(out) if s.sets & asked or not (names or only)]
     board = rank_submissions(there, asked if part else ())
     answer = board_json(board) if part else write_board(out, board, suite)
     if as_json:
