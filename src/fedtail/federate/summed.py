@@ -81,16 +81,22 @@ class SummedEngine:
         probes, n, clip = task.n_probes, task.x.numel(), self._clip(task)
         wide = n > self.model.n_params or clip is not None
         fixed = Fixed(LARGEST_WIDE, 58) if wide else Fixed(LARGEST)
-        parts = {k: fixed.encode(self._part(task, k, fixed.limit, clip)) for k in self.totals.here}
+        trained = {k: self._trained(task, k, fixed.limit) for k in self.totals.here}
+        lost = np.zeros((len(self.totals.groups), probes), dtype=bool)
+        if clip is None and DIVERGED in task.reports:
+            lost = self.totals.group_totals(probes, lambda k: trained[k][2].astype(np.int64), limit=COUNTS) > 0
+        if lost.all():
+            raise FedtailError(f"round {task.round}: local training diverges at every learning rate")
+        parts = {k: fixed.encode(self._part(k, *trained[k], lost, clip)) for k in self.totals.here}
         sums = self.totals.group_totals(
-            probes * n + (0 if clip else 2 * probes + 1),
+            probes * n + (0 if clip else probes),
             parts.__getitem__,
             limit=LIMIT if wide else COUNTS,
-            reach=2 * self._most * (clip or math.inf) * math.sqrt(probes) * fixed.scale,
+            reach=2 * self._most * (clip or math.inf) * math.sqrt(probes) * fixed.scale + math.sqrt(probes * n),
         )
         return [
-            self._update(task, group, fixed.decode(row), fixed.limit, clip)
-            for group, row in zip(self.totals.groups, sums, strict=True)
+            self._update(task, group, fixed.decode(row), gone, fixed.limit)
+            for group, row, gone in zip(self.totals.groups, sums, lost, strict=True)
         ], []
 
     def asking(self, forest: Forest | None) -> Ask:
@@ -105,50 +111,53 @@ class SummedEngine:
 
         return asking(self.totals, {k: site(here) for k, here in self.owned.items()})
 
-    def _part(self, task: Task, client: int, limit: float, clip: float | None) -> np.ndarray:
-        """The client's (P, n) update, (P,) losses and (P,) runs that diverged, and that it took part, times its weight;
-        zeros if its training diverged. With a norm to ``clip`` to, the update alone."""
-        probes, n = task.n_probes, task.x.numel()
-        here, row, unit = self.owned[client], task.clients.index(client), limit / LOSS_LIMIT
-        group = next(group for group in self.totals.groups if client in group)
-        weight = len(here.client.train) / float(self.sizes[client] * len(group))
+    def _trained(self, task: Task, client: int, limit: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The client's (P, n) update, (P,) losses in units of ``LOSS_LIMIT / limit``, and which of its (P,) runs have
+        no finite end within the limit."""
+        here, row, probes = self.owned[client], task.clients.index(client), task.n_probes
         state = self._states.get(client, {})
         try:
             update, self._left[client] = train_client(
                 here.model, here.client, here.method, task, row, state, self.settings
             )
-            delta = update.delta.detach().cpu().double().numpy()
-            if not np.isfinite(delta).all():
-                raise DivergedError("the last step was not finite")
         except DivergedError:
             self._left[client] = [state] * probes
-            return np.zeros(probes * n + (0 if clip else 2 * probes + 1))
-        delta = np.clip(delta, -limit, limit)  # before it is weighed, so that no sum is larger
+            return np.zeros((probes, task.x.numel())), np.zeros(probes), np.ones(probes, dtype=bool)
+        delta = update.delta.detach().cpu().double().numpy()
+        whole = np.abs(delta).max(axis=1, initial=0.0) <= limit
+        delta = np.where(np.isfinite(delta).all(axis=1, keepdims=True), delta, 0.0)
+        failed = ~whole | (update.reports.get(DIVERGED, np.zeros(probes)) > 0)
+        return delta, np.clip(np.nan_to_num(update.loss), 0.0, LOSS_LIMIT) * (limit / LOSS_LIMIT), failed
+
+    def _part(
+        self, client: int, delta: np.ndarray, loss: np.ndarray, failed: np.ndarray, lost: np.ndarray, clip: float | None
+    ) -> np.ndarray:
+        """The client's (P, n) update and (P,) losses, times its weight; with a norm to ``clip`` to, the update alone.
+
+        A sum of which some have no part would be of the others alone, and settings can be chosen so that one is left.
+        So runs that are lost at one client of a group are so at all of them; where there is nothing to choose from,
+        there is no sum.
+        """
+        g, group = next((g, group) for g, group in enumerate(self.totals.groups) if client in group)
+        weight = len(self.owned[client].client.train) / float(self.sizes[client] * len(group))
         if clip is not None:
             short = np.minimum(1.0, clip / np.maximum(np.linalg.norm(delta, axis=1, keepdims=True), 1e-30))
             return min(weight, self._most) * (delta * short).ravel()
-        failed = update.reports.get(DIVERGED, np.zeros(probes))
-        loss = np.clip(np.asarray(update.loss), 0.0, LOSS_LIMIT)
-        return weight * np.concatenate([delta.ravel(), loss * unit, failed * unit, [unit]])
+        if (failed & ~lost[g]).any():
+            raise DivergedError("local training gave an update that no sum can hold; lower local.lr")
+        return weight * np.concatenate([np.where(lost[g][:, None], 0.0, delta).ravel(), np.where(lost[g], 0.0, loss)])
 
-    def _update(self, task: Task, group: Sequence[int], values: np.ndarray, limit: float, clip: float | None) -> Update:
+    def _update(self, task: Task, group: Sequence[int], mean: np.ndarray, lost: np.ndarray, limit: float) -> Update:
         """What a group's sum says."""
-        probes, n, unit = task.n_probes, task.x.numel(), limit / LOSS_LIMIT
-        weight = 1.0 if clip else values[-1] / unit
-        if weight <= 1e-6:
-            raise FedtailError(
-                f"round {task.round}: local training gave a loss that is not finite at every site; lower local.lr "
-                f"(now {task.lr:g})"
-            )
-        mean = values / weight
-        loss, failed = mean[probes * n : -1].reshape(2, probes) / unit if not clip else np.full((2, probes), np.nan)
+        probes, n = task.n_probes, task.x.numel()
+        loss = mean[probes * n :] * (LOSS_LIMIT / limit) if len(mean) > probes * n else np.full(probes, np.nan)
         return Update(
             client=group[0],
             delta=torch.from_numpy(mean[: probes * n].reshape(probes, n)).to(task.x.dtype),
             n_samples=max(int(self.sizes[list(group)].sum()), 1),
             steps=(MANY_STEPS,) * probes,
             loss=tuple(loss.tolist()),
-            reports={DIVERGED: (failed > 1e-6).astype(np.float64)} if DIVERGED in task.reports else {},
+            reports={DIVERGED: lost.astype(np.float64)} if DIVERGED in task.reports else {},
             members=tuple(group),
         )
 

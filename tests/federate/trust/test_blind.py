@@ -15,11 +15,9 @@ from fedtail.core.scores import Scores
 from fedtail.core.totals import LIMIT
 from fedtail.errors import FedtailError
 from fedtail.federate import relay
-from fedtail.federate.agreed import declared_schema
 from fedtail.federate.exchanges import Journal
 from fedtail.federate.protocol import agreement
 from fedtail.federate.protocol.agreement import Party, read_roster, read_site_key
-from fedtail.federate.protocol.job import job_of
 from fedtail.federate.protocol.masks import Sum, check_sums, pack_sums, read_answer, read_sums
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase
@@ -28,7 +26,6 @@ from fedtail.federate.server import federate
 from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.member import SiteTotals, SumError
 from fedtail.federate.summed import scores_reach
-from fedtail.models.flat import FlatModel
 from fedtail.runs.config import changed, check_config
 from fedtail.runs.execution import run
 
@@ -101,13 +98,14 @@ def test_logistic_regression_needs_sums_only(tmp_path: Path) -> None:
     assert result.test["macro_f1"] == expected.test["macro_f1"]
 
 
-def test_an_update_beyond_fixed_point_is_cut_and_wraps_nothing(tmp_path: Path) -> None:
+def test_an_update_beyond_fixed_point_stops_the_run_and_wraps_nothing(tmp_path: Path) -> None:
     rough = {"local": {"batch_size": 32, "lr": 50.0}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
     config = settings(tmp_path, **rough)
     names, sites = open_sites(tmp_path / "sites", config)
-    result = federate(config, Wires(sites), names)
-    first = FlatModel(job_of(result.settings, declared_schema(config), "", "").build_model(7)).vector
-    assert 10 < float((result.x - first).abs().max()) <= 16.001
+    with pytest.raises(FedtailError, match="local training was not finite"):
+        federate(config, Wires(sites), names)
+    said = (tmp_path / "sites" / names[0] / "audit.jsonl").read_text().splitlines()[-1]
+    assert "lower local.lr" in said
 
 
 def test_fedhoo_searches_over_clusters_by_one_sum_of_each(tmp_path: Path) -> None:
