@@ -90,3 +90,18 @@ def test_sites_are_not_told_apart_by_updates_that_are_cut(tmp_path: Path) -> Non
     engine = engine_of(tmp_path, (12, 14, 16))
     with pytest.raises(FedtailError, match="no sum can hold"):
         engine.train(task_of(engine, 1e30))
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("section", "key", "many"), [("run", "diagnostics", True), ("run", "metric", False)])
+def test_nothing_in_a_document_is_imported(tmp_path: Path, section: str, key: str, many: bool) -> None:
+    config, names, sites = table_sites(tmp_path)
+    ran, code = tmp_path / "ran", tmp_path / "code.py"
+    code.write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\ndef anything(*_): pass\n")
+    document = agreed.write_document(config, agreed.declared_schema(config), names, "run")
+    name = f"{code}:anything"
+    document["settings"][section][key] = [name] if many else name
+    reply = unpack(sites[0].handle(Phase.OFFER, pack(Parcel({"document": json.loads(json.dumps(document))}))))
+    assert reply.meta == {"error": "policy-code"} and not ran.exists()

@@ -5,7 +5,7 @@ Read without torch, which what is forbidden needs only where it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 
 TRUST = ("server", "blind", "private")
 """From the least to the most that a site asks for."""
-OWN_CODE = (
-    ("model", "model", "name"),
-    ("method", "method", "name"),
-    ("rate strategy", "rates", "name"),
-    ("metric", "run", "metric"),
-)
-"""What a document may name that a site would have to import, and where."""
+APART = (("model", "encoder"), ("decision", "find"), ("rates", "labels"))
+"""Where else a document's settings have a text: the encoder is compared by itself, and the others name no code."""
 
 
 class PolicyError(CodedError):
@@ -67,20 +62,22 @@ class Policy(Section):
         self.check_code(document)
 
     def check_code(self, document: dict[str, Any]) -> None:
-        """Raise ``PolicyError`` for a method or code of a document that this site does not run."""
+        """Raise ``PolicyError`` for a method or code of a document that this site does not run. Wherever a text is that
+        names code, it may be imported: no list of such places stays complete."""
         if (settings := document.get("settings")) is not None:  # a question is about a model that the site has
-            names = {kind: str(settings[section].get(key, "")) for kind, section, key in OWN_CODE}
-            self._check_names(names, names["method"])
+            keys = ((section, key) for section, part in settings.items() for key in part if (section, key) not in APART)
+            names = [(f"{s}.{key}", text) for s, key in keys for text in texts(settings[s][key])]
+            self._check_names(names, str(settings["method"].get("name", "")))
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run of a trusted server that this site does not take part in."""
-        self._check_names({"model": job.model, "method": job.method, "metric": job.metric}, job.method)
+        self._check_names([("model", job.model), ("method", job.method), ("metric", job.metric)], job.method)
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
 
-    def _check_names(self, names: Mapping[str, str], method: str) -> None:
-        """names: what it is -> a name, which may be that of code."""
-        for kind, name in names.items():
+    def _check_names(self, names: Iterable[tuple[str, str]], method: str) -> None:
+        """names: what it is, and a name, which may be that of code."""
+        for kind, name in names:
             if is_own(name) and name not in self.code:
                 raise PolicyError(
                     "policy-code",
@@ -128,3 +125,12 @@ class Policy(Section):
                 f"with this answer epsilon would be {spent:.3g}, above policy.max_epsilon = {self.max_epsilon:g} at "
                 f"delta {self.delta:g}",
             )
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts in some JSON, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from texts(part)
