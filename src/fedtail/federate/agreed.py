@@ -159,7 +159,7 @@ def check_document(told: Any) -> None:
     if wrong := [name for name, kind in form.items() if not isinstance(told[name], kind)]:
         raise AgreementError(f"a document of another form: its {wrong[0]} is no {form[wrong[0]].__name__}")
     if form is QUESTION:
-        if told["what"] not in WHATS:
+        if told["what"] not in WHATS or told["trust"] == "private":  # counts of a model carry no noise
             raise AgreementError("a question of another form; install the same fedtail everywhere")
     elif set(told.get("after", AFTER)) != AFTER:
         raise AgreementError("a document that goes on from a run of another form")
@@ -211,6 +211,7 @@ def run_document(
     names = list(document["sites"])
     asked = settings_of(document, seed) if settings is None else settings
     noise = asked.privacy.noise if asked.privacy.mode == "shares" else 0.0
+    data = {k: one.unstratified() for k, one in data.items()} if noise else data
     start = None if begun is None else load_model(begun)
     if start is None:
         schema = common_preprocessing(totals, document["schema"], data, seed, noise)

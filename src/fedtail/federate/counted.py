@@ -29,7 +29,7 @@ from fedtail.federate.protocol.agreement import LEAST, AgreementError
 from fedtail.federate.protocol.transport import Transport
 from fedtail.federate.relay import Relay, RelayTotals
 from fedtail.federate.site.prepared import SiteData
-from fedtail.files import write_atomically
+from fedtail.files import read_json, write_atomically
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import MOST_INPUTS, Seen, count
 from fedtail.runs.saved import SavedModel, load_model
@@ -86,7 +86,9 @@ def counted(
 
 def find_model(home: Path, digest: str) -> Path:
     """Return the run folder of a model that this site has agreed on, or that its operator has put into ``models``."""
-    for folder in sorted([*home.glob("agreements/*/run"), *home.glob("models/*")]):
+    begun = [(folder, read_json(folder.parent.with_suffix(".json"))) for folder in home.glob("agreements/*/run")]
+    agreed = [folder for folder, party in begun if party and party["document"]["trust"] != "server"]
+    for folder in sorted([*agreed, *home.glob("models/*")]):
         if all((folder / name).is_file() for name in FILES) and digest_of(folder) == digest:
             return folder
     raise AgreementError(

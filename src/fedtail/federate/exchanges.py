@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
@@ -32,10 +33,21 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in (folder.parent, folder.parent.parent):  # else a message is on disk in a folder that is not
+            sync(parent)
 
     def write(self, number: int, parts: Parts) -> None:
         """Return once the message is on disk."""
         write_durably(self.folder / f"{number:08d}.bin", encode(parts))
+
+    def settle(self, number: int, parts: Parts) -> Parts:
+        """What is on disk of a message from now on: this or, where there are two processes, what was there first."""
+        with (self.folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (first := self.read(number)) is not None:
+                return first
+            self.write(number, parts)
+        return parts
 
     def read(self, number: int) -> Parts | None:
         file = self.folder / f"{number:08d}.bin"

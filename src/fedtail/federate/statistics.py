@@ -91,6 +91,7 @@ def common_preprocessing(
     """``preprocess`` from totals. ``data``: what this process has of the sites, by client; ``noise``: multiplier of the
     noise in every total."""
     columns = {k: one.columns(k, seed) for k, one in data.items()}
+    each = math.prod(schema["input_shape"][1:]) if schema["kind"] == "images" else 1
 
     def sketch(scaled: TableSchema) -> np.ndarray:
         width = len(scaled.numeric)
@@ -102,26 +103,29 @@ def common_preprocessing(
         counts = totals.total(width * BINS, part, limit=COUNTS, reach=math.sqrt(2 * width))
         return np.maximum(counts, 0).astype(np.int64).reshape(width, BINS)
 
-    return preprocess(schema, lambda width: column_moments(totals, columns, width, noise), sketch)
+    return preprocess(schema, lambda width: column_moments(totals, columns, width, noise, each), sketch)
 
 
 def column_moments(
-    totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], width: int, noise: float = 0.0
+    totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], width: int, noise: float = 0.0, each: int = 1
 ) -> np.ndarray:
-    """(width, 4) of all sites together: numbers, missing ones, mean, sum of squared deviations from the mean."""
-    sizes = _sizes(totals, columns, width, noise)
-    first = _sums(totals, columns, sizes, power=1)
+    """(width, 4) of all sites together: numbers, missing ones, mean, sum of squared deviations from the mean. ``each``:
+    how many numbers of a column are of one row: of an image, all its pixels."""
+    sizes = _sizes(totals, columns, width, noise, each)
+    first = _sums(totals, columns, sizes, 1, each)
     known, missing = first[:, 0], first[:, 1]
     mean = np.where(known > 0, first[:, 2] / np.maximum(known, 1), 0.0)
     apart = {k: [values - m for values, m in zip(own, mean, strict=True)] for k, own in columns.items()}
-    second = _sums(totals, apart, _sizes(totals, apart, width, noise), power=2)
+    second = _sums(totals, apart, _sizes(totals, apart, width, noise, each), 2, each)
     return np.stack([known, missing, mean, np.maximum(second[:, 2], 0.0)], axis=1)
 
 
-def _sizes(totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], width: int, noise: float) -> np.ndarray:
+def _sizes(
+    totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], width: int, noise: float, each: int
+) -> np.ndarray:
     """(width,) powers of two that all numbers of a column are below; all that noise does not hide, where there is
     some."""
-    reach = math.sqrt(2 * width)
+    reach = each * math.sqrt(2 * width)
 
     def counted(client: int) -> np.ndarray:
         rows = []
@@ -137,7 +141,9 @@ def _sizes(totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], width: i
     return np.asarray(np.ldexp(1.0, top + LOW))
 
 
-def _sums(totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], sizes: np.ndarray, power: int) -> np.ndarray:
+def _sums(
+    totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], sizes: np.ndarray, power: int, each: int
+) -> np.ndarray:
     """(width, 3): numbers, missing ones, and the sum of a power of the numbers, none taken as larger than its size."""
     width, unit = len(sizes), float(1 << UNITS)
 
@@ -149,7 +155,7 @@ def _sums(totals: Totals, columns: Mapping[int, Sequence[np.ndarray]], sizes: np
             rows.append([len(there), len(values) - len(there), int(np.rint(inside * unit).astype(np.int64).sum())])
         return np.array(rows, dtype=np.int64).ravel()
 
-    reach = np.tile([1.0, 1.0, 2.0 * unit], width) * math.sqrt(3 * width)
+    reach = np.tile([1.0, 1.0, 2.0 * unit], width) * (each * math.sqrt(3 * width))
     total = totals.total(3 * width, summed, reach=reach).reshape(width, 3).astype(np.float64)
     total[:, :2] = np.maximum(total[:, :2], 0.0)
     total[:, 2] *= sizes**power / unit

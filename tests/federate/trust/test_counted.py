@@ -15,6 +15,7 @@ import pytest
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
 from fedtail.federate import counted
+from fedtail.federate.agreed import digest_of
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.server import federate
@@ -145,6 +146,28 @@ def test_another_question_is_not_signed(trained: Trained, change: dict[str, Any]
     question = {**counted.write_question("evaluate", trained.run, trained.names, "blind"), **change}
     with pytest.raises(FedtailError, match=r"policy|sites.pub|another form|other form|this site has"):
         trained.sites[0].member.offer(question)
+
+
+def test_no_site_counts_without_noise_that_wants_noise(trained: Trained) -> None:
+    """A question that says `private` passes a policy that asks for it, and its counts would be exact, and free."""
+    question = {**counted.write_question("evaluate", trained.run, trained.names, "blind"), "trust": "private"}
+    trusting(trained.sites, "private")
+    try:
+        with pytest.raises(FedtailError, match="it has not agreed"):
+            counted.ask(question, Wires(trained.sites), trained.run, 30.0)
+    finally:
+        trusting(trained.sites, "blind")
+
+
+def test_a_model_that_a_trusted_server_has_steered_is_not_agreed_on(trained: Trained, tmp_path: Path) -> None:
+    """Sums of a run under `server` are the server's word, also at a site whose operator trusts it no longer."""
+    home, digest = tmp_path / "site", digest_of(trained.run)
+    shutil.copytree(trained.root / "sites" / trained.names[0], home)
+    assert counted.find_model(home, digest).is_dir()
+    for file in (home / "agreements").glob("*.json"):
+        file.write_text(file.read_text().replace('"trust": "blind"', '"trust": "server"'))
+    with pytest.raises(FedtailError, match="has not agreed on"):
+        counted.find_model(home, digest)
 
 
 def test_a_look_is_compared_with_the_reference_that_sites_have_counted_themselves(trained: Trained) -> None:

@@ -136,14 +136,20 @@ class Fixed:
         return np.asarray(total / self.scale)
 
 
+FINE, COARSE = 1.5, float(1 << 49)
+"""Deviations of a share of noise, in units: below, rounding would take it away (the sum of rounded shares is as private
+as it says but for 10 exp(-pi^2 1.5^2) < 1e-8); above, floating point has no numbers for its last bits, and 64 bits no
+room."""
+
+
 def share_of_noise(n: int, deviation: float | np.ndarray, secret: bytes, purpose: str) -> np.ndarray:
     """(n,) int64: Gaussian noise of a ``deviation`` in units, one or (n,), rounded, from a cryptographic stream.
 
     Given its rounding error, a rounded Gaussian is exactly a discrete one on a shifted grid. Sums of those are as
-    private as one Gaussian of the summed variance up to a term of exp(-2 pi^2 deviation^2) (Kairouz, Liu and Steinke,
-    ICML 2021).
+    private as one Gaussian of the summed variance up to a term of exp(-pi^2 deviation^2) (Kairouz, Liu and Steinke,
+    ICML 2021), so that no share is finer than ``FINE``.
     """
-    return np.rint(secure_normal(secret, purpose, n) * deviation).astype(np.int64)
+    return np.rint(secure_normal(secret, purpose, n) * np.maximum(deviation, FINE)).astype(np.int64)
 
 
 # -- exchange n: every site sends a masked vector and its check value; the sum goes to all with question n + 1 --

@@ -8,7 +8,6 @@ that the site trusts it runs the same way, without signatures and masks.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from fedtail.federate.protocol.agreement import (
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import method_of
 from fedtail.federate.protocol.limits import whole
-from fedtail.federate.protocol.masks import SEED, MaskError, bare, check_sums, hide, read_sums, share_of_noise
+from fedtail.federate.protocol.masks import COARSE, MaskError, bare, check_sums, derive, hide, read_sums, share_of_noise
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, under, unpack
@@ -95,7 +94,7 @@ class SiteTotals(Exchanges):
         if not answer:
             answer = self._answer(number, members, size, part, limit, reach)
             before = {} if self._last is None else prefixed(BEFORE, pack(self._last))
-            self.journal.write(number, prefixed(ANSWER, answer) | before)
+            answer = under(self.journal.settle(number, prefixed(ANSWER, answer) | before), ANSWER)
         self._last = self.ask(number, answer)
         return self._verified(number, members, size, limit, self._last)
 
@@ -110,11 +109,13 @@ class SiteTotals(Exchanges):
             return pack(bare(values, number, limit))
         own = next(group for group in members if self.party.name in group)
         if self.noise:
-            if not np.all(np.isfinite(reach)):
-                raise SumError("policy-noise", f"exchange {number} has no bound on what one row can change")
-            self.charge(number)
             deviation = reach * (self.noise * SLACK / np.sqrt(len(own)))
-            values = values + share_of_noise(size, deviation, os.urandom(SEED), "share")
+            if not np.all(deviation <= COARSE):
+                said = "no bound on what one row can change, or noise that no sum can hold"
+                raise SumError("policy-noise", f"exchange {number} has {said}")
+            self.charge(number)
+            secret = derive(self.party.secret, "noise", number, values.tobytes())  # also when it is computed again
+            values = values + share_of_noise(size, deviation, secret, "share")
         return pack(hide(values, self.party.name, self._pairs, self.party.common, number, own, limit))
 
     def _verified(self, number: int, members: list[list[str]], size: int, limit: int, told: Parcel) -> np.ndarray:

@@ -3,10 +3,11 @@ that the same files give the same model there."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -37,6 +38,12 @@ class OwnRows:
         """purpose: of the random draws; new: a file of later rows, on which the site judges trained models."""
         check_range("data.test", test, 0.0, 1.0, open_high=True)
         self.y, self.purpose, self.validation, self.test_share, self.new = y, purpose, validation, test, new
+        self.strata = y
+
+    def unstratified(self) -> Self:
+        out = copy.copy(self)
+        out.strata = np.zeros_like(self.y)
+        return out
 
     def judged(self, model: SavedModel) -> Judged:
         if not self.new:
@@ -48,11 +55,13 @@ class OwnRows:
 
     def _split(self, index: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """(rest, test) rows."""
-        return stratified_holdout(self.y, np.arange(len(self.y)), self.test_share, generator(seed, self.purpose, index))
+        return stratified_holdout(
+            self.strata, np.arange(len(self.y)), self.test_share, generator(seed, self.purpose, index)
+        )
 
     def _client(self, index: int, job: Job, samples: Samples, transform: Transform, augment: str | None) -> Client:
         rng = generator(job.seed, "validation", index)
-        train, held = stratified_holdout(self.y, self._split(index, job.seed)[0], self.validation, rng)
+        train, held = stratified_holdout(self.strata, self._split(index, job.seed)[0], self.validation, rng)
         return Client(index, samples, train, held, job.n_classes, transform, augment)
 
 

@@ -53,6 +53,11 @@ class SiteData(Protocol):
         """The rows on which this site judges a trained model."""
         ...
 
+    def unstratified(self) -> SiteData:
+        """The same, split into rows to train and to test on whatever their labels are: where classes are split one by
+        one, a label that changes moves other rows to the other side, and noise for one row hides no more than one."""
+        ...
+
     def test(self, index: int, job: Job) -> np.ndarray | Samples:
         """Pool indices of the site's test split, or its part of a test set that is nobody's own."""
         ...
@@ -86,6 +91,9 @@ class FederationSlice:
 
     def columns(self, index: int, seed: int) -> tuple[np.ndarray, ...]:
         return ()
+
+    def unstratified(self) -> FederationSlice:
+        return self  # nobody's rows
 
     def client(self, index: int, job: Job) -> Client:
         """The slice under the number the server gave this site, so that every random draw is the simulator's."""
