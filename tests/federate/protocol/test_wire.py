@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task, Update
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.limits import Budget, open_json
 from fedtail.federate.protocol.wire import (
     Parcel,
     WireError,
@@ -93,3 +96,13 @@ def test_a_job_comes_back_equal_from_json() -> None:
 def test_nothing_is_sent_under_a_name_that_no_reader_takes() -> None:
     with pytest.raises(WireError, match=r"a tensor '-1e\+308' that was not asked for"):
         pack(Parcel({}, {"-1e+308": torch.zeros(2)}))
+
+
+def test_text_that_is_never_closed_is_read_once() -> None:
+    """Not once for each of its quotation marks: 64 kB would keep a server busy for twenty seconds."""
+    began = time.process_time()
+    with pytest.raises(WireError):
+        open_json(b'{"a":"' + b'\\"' * 32_000, Budget())
+    with pytest.raises(WireError, match="bytes of JSON"):
+        open_json(b" " * 70_000, Budget())
+    assert time.process_time() - began < 2

@@ -28,7 +28,7 @@ FLOATS = ("F32", "F64")
 HEADER, DIMENSIONS, LONGEST_SIDE = 1024, 6, 1 << 40
 DEPTH, DIGITS, ITEM_BYTES = 24, 32, 256
 """Of JSON: deepest nesting, longest number, and what an item of a list or an object takes in memory, at most."""
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # one that is never closed, too, or each mark is tried
 _LONG_NUMBER = re.compile(rb"[-+.0-9eE]{%d}" % (DIGITS + 1))
 _NAME = re.compile(r"[\w./:-]{1,128}")
 
@@ -89,14 +89,12 @@ class Budget:
             raise WireError(f"a tensor {clean(name, 40)!r} that was not asked for", "unexpected")
         return found
 
-    def check(self, parts: Mapping[str, bytes], meta: str) -> None:
+    def check(self, parts: Mapping[str, bytes]) -> None:
         """Sizes, before anything is looked into."""
         size = sum(map(len, parts.values()))
         if size > self.size:
             said = f"a message of {size / 1e6:.1f} MB, at most {self.size / 1e6:.1f} MB are possible"
             raise WireError(said, "too-large")
-        if len(parts.get(meta, b"")) > self.meta:
-            raise WireError(f"{len(parts[meta])} bytes of JSON, at most {self.meta} are possible", "too-large")
         if len(parts) > 1 + sum(kind.times for kind in self.tensors.values()):
             raise WireError(f"{len(parts)} parts in a message", "unexpected")
 
@@ -108,6 +106,8 @@ ANY = Budget({"/": Kind(most=1 << 32, times=20_000)}, meta=1 << 24, items=1 << 2
 def open_json(data: bytes, budget: Budget = ANY, depth: int = DEPTH) -> dict[str, Any]:
     """The object in some JSON; ``WireError`` for anything else, for nesting, numbers or lists beyond the budget, for
     keys that come twice, for NaN and infinities, and for text that is none."""
+    if len(data) > budget.meta:
+        raise WireError(f"{len(data)} bytes of JSON, at most {budget.meta} are possible", "too-large")
     outside = _STRINGS.sub(b'""', bytes(data))
     if outside.count(b",") + outside.count(b"[") + outside.count(b"{") > budget.items:
         raise WireError(f"more than {budget.items} items of JSON", "too-large")

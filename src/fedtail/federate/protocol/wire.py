@@ -57,7 +57,7 @@ def pack(parcel: Parcel, packed: dict[int, bytes] | None = None) -> Parts:
 
 def unpack(parts: Mapping[str, bytes], budget: Budget = ANY) -> Parcel:
     """Bytes -> parcel; ``WireError`` for anything that is not one, or not what the budget declares."""
-    budget.check(parts, META)
+    budget.check(parts)
     if META not in parts:
         raise WireError("malformed message: it has no meta part")
     meta = open_json(parts[META], budget)
