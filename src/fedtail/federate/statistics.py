@@ -37,6 +37,7 @@ from fedtail.data.tables.sketch import column_moments as moments_of
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import IDENTITY
 from fedtail.federate.protocol.limits import Budget, WireError
+from fedtail.federate.protocol.masks import FINE
 from fedtail.federate.protocol.transport import Phase, Transport, exchange
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.federate.site.own import check_declared
@@ -136,7 +137,8 @@ def _sizes(
         return np.concatenate(rows)
 
     counts = totals.total(width * SIZES, counted, limit=COUNTS, reach=reach).reshape(width, SIZES)
-    there = counts >= max(1.0, 6 * noise * reach)
+    spread = max(noise * reach, FINE * math.sqrt(totals.n_clients)) if noise else 0.0
+    there = counts >= max(1.0, 6 * spread)
     top = np.where(there.any(axis=1), SIZES - 1 - there[:, ::-1].argmax(axis=1), 0)
     return np.asarray(np.ldexp(1.0, top + LOW))
 

@@ -30,6 +30,7 @@ from fedtail.federate.server import federate
 from fedtail.federate.site.member import SiteTotals, SumError
 from fedtail.federate.site.own import ImageSite, TableSite
 from fedtail.federate.site.prepared import FederationSlice, prepare
+from fedtail.federate.statistics import column_moments
 from fedtail.federate.summed import SummedEngine
 from fedtail.runs.config import changed, check_config
 from tests.totals import LocalTotals
@@ -43,14 +44,14 @@ NAMES = ["site-0", "site-1", "site-2"]
 # -- one site alone in a sum ------------------------------------------------------------------------------------------
 
 
-def engine_of(tmp_path: Path, sizes: tuple[int, ...] = (12, 90, 100)) -> SummedEngine:
+def engine_of(tmp_path: Path, sizes: tuple[int, ...] = (12, 90, 100), optimizer: str = "sgd") -> SummedEngine:
     """Three sites, of which the first has one batch, and all others several."""
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 5)).astype(np.float32), np.arange(n) % 3) for n in sizes]
     federation = Federation.from_arrays(parts, parts[0], validation=0.0)
     config = check_config(
-        {"method": {"name": "fedavg"}, "local": {"batch_size": 16}, "deploy": {"trust": "blind"},
-         "model": {"name": "mlp", "hidden": [4]}}
+        {"method": {"name": "fedavg"}, "model": {"name": "mlp", "hidden": [4]}, "deploy": {"trust": "blind"},
+         "local": {"batch_size": 16, "optimizer": optimizer}}
     )  # fmt: skip
     data = {k: FederationSlice(federation, k) for k in range(3)}
     job = job_of(config, data[0].schema(), "run", "")
@@ -92,6 +93,16 @@ def test_sites_are_not_told_apart_by_updates_that_are_cut(tmp_path: Path) -> Non
         engine.train(task_of(engine, 1e30))
 
 
+def test_a_sum_of_signs_tells_each_sites(tmp_path: Path) -> None:
+    """Not prevented, and said so: one batch each under Adam, whose first step is a sign, and sites of different sizes.
+    Sums themselves speak; noise alone bounds what they say."""
+    engine, sizes = engine_of(tmp_path, (12, 14, 16), optimizer="adam"), np.array([12, 14, 16])
+    ((update,), _) = engine.train(task_of(engine, 1.0))
+    kinds = np.array([[a, b, c] for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)])
+    apart = np.abs(update.delta[0].numpy()[:, None] - kinds @ sizes / sizes.sum())
+    assert (apart.min(axis=1) < 1e-4).mean() > 0.9 and len(set(apart.argmin(axis=1).tolist())) > 3
+
+
 # -- code -------------------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +135,19 @@ def test_no_share_of_noise_is_rounded_away() -> None:
     """Of a hundred sites each adds a tenth of the deviation: .05 of a row would be none at any of them."""
     drawn = np.sum([share_of_noise(4000, 0.05, bytes([k] * 32), "share") for k in range(100)], axis=0)
     assert drawn.std() > 14
+
+
+def test_noise_is_not_taken_for_numbers_of_a_column() -> None:
+    """Little noise from many sites is more than the multiplier says; a size that nobody has would scale all by it."""
+
+    class Noisy(LocalTotals):
+        def total(self, size: int, part: Any, *, reach: Any = 1.0, **_: Any) -> np.ndarray:
+            shares = (share_of_noise(size, 0.5 * reach / 5, bytes([k] * 32), "share") for k in range(25))
+            return super().total(size, part) + sum(shares)
+
+    columns = {k: [np.random.default_rng(k).normal(40, 5, 100)] for k in range(25)}
+    known, _, mean, squares = column_moments(Noisy(25), columns, 1, noise=0.5)[0]
+    assert abs(known - 2500) < 50 and abs(mean - 40) < 2 and abs(np.sqrt(squares / known) - 5) < 1
 
 
 def test_the_same_exchange_has_the_same_noise(tmp_path: Path) -> None:
