@@ -74,15 +74,11 @@ DOCUMENT = "agreement.json"
 
 def write_document(config: Settings, schema: Mapping[str, Any], names: Sequence[str], run: str) -> dict[str, Any]:
     """What all sites are asked to sign. ``names[k]`` is the site behind client k."""
-    trust, mode = config.deploy.trust, "shares" if config.deploy.trust == "private" else "none"
+    trust = config.deploy.trust
     if len(names) < LEAST and trust != "server":
         raise FedtailError(
             f"deploy.trust = {trust!r} needs at least {LEAST} sites, but there are {len(names)}; with two, each knows "
             "the other's part"
-        )
-    if config.privacy.mode != mode:
-        raise FedtailError(
-            f"deploy.trust = {trust!r} goes with privacy.mode = {mode!r}, not with {config.privacy.mode!r}"
         )
     check_sums_only(config, method_of(config))
     groups_of(config, len(names))

@@ -268,8 +268,11 @@ def scores_reach(n_classes: int) -> np.ndarray:
 
 
 def check_sums_only(settings: Settings, method: Method) -> None:
-    """Refuse what needs more of sites than sums, in one line."""
+    """Refuse what needs more of sites than sums, or says that they have noise that they have not, in one line."""
     where = f"deploy.trust = {settings.deploy.trust!r}"
+    mode = "shares" if settings.deploy.trust == "private" else "none"
+    if settings.privacy.mode != mode:
+        raise FedtailError(f"{where} goes with privacy.mode = {mode!r}, not with {settings.privacy.mode!r}")
     if not method.only_sums or method.traits.needs_auxiliary:
         raise FedtailError(f"{where}: method {method.name!r} needs more than sums of updates: {method.wire}")
     if settings.server.aggregate not in ("auto", "mean"):

@@ -153,6 +153,15 @@ def ask_for_updates(document: dict[str, Any]) -> None:
     document["settings"]["method"] = {"name": "scaffold"}
 
 
+def pretend_noise(document: dict[str, Any]) -> None:
+    """Bins of single rows would be told, which noise hides that nobody adds."""
+    document["settings"]["privacy"]["mode"] = "shares"
+
+
+def ask_for_no_noise(document: dict[str, Any]) -> None:
+    document["trust"] = "private"
+
+
 def drop_the_trust(document: dict[str, Any]) -> None:
     document["trust"] = "server"
 
@@ -168,6 +177,8 @@ def drop_the_trust(document: dict[str, Any]) -> None:
         (send_a_model, "agreement"),
         (import_code, "policy-code"),
         (ask_for_updates, "site"),
+        (pretend_noise, "site"),
+        (ask_for_no_noise, "site"),
         (drop_the_trust, "policy-trust"),
     ],
 )
