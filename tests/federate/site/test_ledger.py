@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedtail.federate.protocol.faults import CodedError
+from fedtail.federate.protocol.policy import Policy, PolicyError
 from fedtail.federate.site.ledger import Ledger
 from tests.federate.conftest import full_disk
 
@@ -28,6 +29,17 @@ def test_two_processes_with_one_folder_share_their_budget(tmp_path: Path) -> Non
     other.charge("b", 1.0)
     one.charge("a", 1.0)
     assert one.releases() == {1.0: 2}
+
+
+def test_a_budget_that_another_process_has_spent_is_spent(tmp_path: Path) -> None:
+    """And what is paid for is paid for, when its answer is made again."""
+    one, other, allowed = Ledger(tmp_path), Ledger(tmp_path), Policy(max_epsilon=9.0).check_epsilon
+    for k in range(3):
+        one.charge(f"a/{k}", 1.0, allowed)
+    with pytest.raises(PolicyError, match="epsilon would be 10"):
+        other.charge("b/1", 1.0, allowed)
+    other.charge("a/2", 1.0, allowed)
+    assert Ledger(tmp_path).releases() == {1.0: 3}
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_what_follows_is_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedtail.federate.exchanges import write_durably
@@ -36,11 +36,15 @@ class Ledger:
                 if not self.read:
                     raise self._damaged("is empty")
 
-    def charge(self, exchange: str, noise: float) -> None:
-        """Enter what is about to leave, once."""
+    def charge(
+        self, exchange: str, noise: float, check: Callable[[dict[float, int]], None] = lambda releases: None
+    ) -> None:
+        """Enter what is about to leave, once. ``check`` raises if this and all before, of all processes, is too much."""
         with self._locked():
             if exchange in self.answers:
                 return
+            spent = self.releases()
+            check({**spent, noise: spent.get(noise, 0) + 1})
             entry = {"time": time.time(), "kind": KIND, "key": exchange, "amount": 1, "noise": noise}
             self._append((json.dumps(entry) + "\n").encode())
             self.answers[exchange] = noise, 1

@@ -358,9 +358,7 @@ class Member:
 
         def charge(number: int) -> None:
             """Enter what the answer to an exchange costs, and refuse what the site's budget does not cover."""
-            spent = self.ledger.releases()
-            self.policy.check_epsilon({**spent, noise: spent.get(noise, 0) + 1})
-            self.ledger.charge(f"{party.id}/{number}", noise)
+            self.ledger.charge(f"{party.id}/{number}", noise, self.policy.check_epsilon)
 
         totals = SiteTotals(party, groups_of(settings, len(document["sites"])), journal, ask, noise, charge)
         data, device = {totals.here[0]: self.data}, str(self.device)
