@@ -39,7 +39,7 @@ class Ledger:
     def charge(
         self, exchange: str, noise: float, check: Callable[[dict[float, int]], None] = lambda releases: None
     ) -> None:
-        """Enter what is about to leave, once. ``check`` raises if that is too much, with what all processes have spent."""
+        """Enter what is about to leave, once. ``check`` raises if that, with all that was spent, is too much."""
         with self._locked():
             if exchange in self.answers:
                 return
