@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
-from fedtail.federate.site.prepared import SiteState
+from fedtail.federate.protocol.job import job_of
+from fedtail.federate.site.prepared import FederationSlice, SiteState, prepare
+from fedtail.runs.build import build_federation
+from tests.federate.conftest import settings
+
+
+@pytest.mark.parametrize("run", ["..", ".", "../other", "x/../.."])
+def test_a_run_of_any_name_keeps_its_state_in_a_folder_of_its_own(tmp_path: Path, run: str) -> None:
+    config = settings()
+    data = FederationSlice(build_federation(config), 0, "mlp", {"hidden": [8]})
+    job = replace(job_of(config, data.schema(), "any", "flower"), run=run)
+    folder = prepare(data, job, 0, tmp_path, torch.device("cpu")).state.folder
+    assert folder.resolve().parent == (tmp_path / "state").resolve()
 
 
 def value(state: dict[str, torch.Tensor]) -> float | None:

@@ -163,7 +163,7 @@ def prepare(data: SiteData, job: Job, index: int, folder: Path, device: torch.de
         test=Split(found, client.transform, job.n_classes) if isinstance(found, Samples) else Split.of(client, found),
         method=job.build_method(),
         model=FlatModel(job.build_model().to(device)),
-        state=SiteState(folder / "state" / re.sub(r"[^\w.-]", "_", job.run)),
+        state=SiteState(folder / "state" / re.sub(r"^\.+|[^\w.-]", "_", job.run)),
         counts=counts,
         folder=folder,
     )
