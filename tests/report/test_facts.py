@@ -8,13 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedtail.core.evidence import area_interval
-from fedtail.core.metrics import shown
+from fedtail.core.metrics import shown, summarize
 from fedtail.report import load_run, load_runs, write_report, write_run_report
+from fedtail.report.blocks import Table
 from fedtail.report.comparison import comparisons
 from fedtail.report.facts import at_sites, found_and_missed, in_short
+from fedtail.report.sections.classes import class_table, confusion
+from fedtail.report.sections.sites import site_table
 from fedtail.runs.record import FOLDER, AtSite, Yardstick
 
 Writer = Callable[..., Path]
@@ -41,6 +45,49 @@ def test_what_is_found_and_missed_of_the_rarest_class_is_said_in_counts(run_fold
     text = in_short(comparisons([run])[0])
     assert f"Of {support} cases of class 5, the rarest of 6 classes, it finds {hit}" in text
     assert f"is right in {hit} of them" in text
+
+
+def test_a_rare_class_without_test_samples_is_named_and_has_no_share_but_its_false_alarms(run_folder: Writer) -> None:
+    def untest(result: dict[str, Any]) -> None:
+        table, test = np.array(result["test"]["confusion"]), result["test"]
+        table[5] = 0
+        table[0, 4:] = 7, 3  # class 5 is answered three times, in vain
+        test |= summarize(table)
+        test["per_class_support"], test["confusion"] = table.sum(1).tolist(), table.tolist()
+
+    run = load_run(changed(run_folder("a", scored=True), untest))
+    (comparison,) = comparisons([run])
+    text = in_short(comparison)
+    assert "cases of class 4, the rarest class that was tested, it finds" in text
+    assert "There are no test samples of class 5, so nothing is known of how much of that is found." in text
+    table = class_table(comparison, run)
+    row = {name: str(cell).strip() for name, cell in zip(table.head, table.rows[0], strict=True)}
+    assert [row[name] for name in ("Class", "Test", "Found", "Missed", "False alarms", "Recall", "F1")] == [
+        "class 5", "0", "0", "0", "3", "–", "–"
+    ]  # fmt: skip
+    shares = next(block for block in confusion(comparison, "macro_f1") if isinstance(block, Table))
+    assert {str(cell).strip() for cell in shares.rows[0][1:]} == {"–"}
+
+
+def test_the_class_of_the_column_beside_sites_is_one_that_sites_have(run_folder: Writer) -> None:
+    def without(result: dict[str, Any]) -> None:
+        for site in result["sites"]:
+            for split in ("test", "validation"):
+                if split in site:
+                    site[split]["per_class_support"][5] = 0
+
+    rows = site_table(load_run(changed(run_folder("a", scored=True), without)))
+    assert "of class 4" in rows.head and "of class 5" not in rows.head
+
+
+def test_of_a_class_that_is_never_answered_there_is_no_precision(run_folder: Writer) -> None:
+    def silent(result: dict[str, Any]) -> None:
+        table = np.array(result["test"]["confusion"])
+        table[:, 3] = 0
+        result["test"] |= {"confusion": table.tolist(), "per_class_precision": [0.5, 0.5, 0.5, 0.0, 0.5, 0.5]}
+
+    precision = load_run(changed(run_folder("a", scored=True), silent)).per_class("precision")
+    assert np.isnan(precision).tolist() == [False, False, False, True, False, False]
 
 
 def test_a_report_opens_with_what_sites_gain_on_their_own_rows_by_the_method_it_was_measured_for(
@@ -110,8 +157,7 @@ def test_of_two_classes_the_area_is_that_of_the_rare_one(run_folder: Writer, tmp
 def test_the_interval_of_an_area_holds_it_and_narrows_with_positives(area: float, n: int) -> None:
     low, high = area_interval(area, n)
     wider = area_interval(area, max(n // 4, 2))
-    assert 0 < low < high < 1 and wider[1] - wider[0] > high - low
-    assert low <= area <= high or area in (0.0, 1.0)
+    assert 0 <= low <= area <= high <= 1 and wider[1] - wider[0] > high - low > 0
     assert area_interval(area, 0) == (0.0, 1.0)
 
 

@@ -94,7 +94,7 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
         ranked = sorted(
             evaluation["sites"].items(), key=lambda item: (item[1]["macro_f1"] is None, item[1]["macro_f1"])
         )
-        shares, rare = ("accuracy", "macro_f1", "pr_auc"), evaluation["classes"][0]["class"]
+        shares, rare = ("accuracy", "macro_f1", "pr_auc"), next(r["class"] for r in evaluation["classes"] if r["cases"])
         rows = [
             [name, f"{row['rows']:,}", f"{row['classes'][rare]['cases']:,}", *(fixed(row[key]) for key in shares)]
             for name, row in ranked

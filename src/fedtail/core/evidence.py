@@ -115,7 +115,8 @@ def area_interval(area: float, positives: int) -> tuple[float, float]:
         return 0.0, 1.0
     share = min(max(area, 0.5 / positives), 1 - 0.5 / positives) if positives > 1 else 0.5
     middle, room = np.log(share / (1 - share)), Z / np.sqrt(positives * share * (1 - share))
-    return float(1 / (1 + np.exp(room - middle))), float(1 / (1 + np.exp(-room - middle)))
+    low, high = 1 / (1 + np.exp(room - middle)), 1 / (1 + np.exp(-room - middle))
+    return float(min(low, area)), float(max(high, area))
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

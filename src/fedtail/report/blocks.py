@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedtail.plots import Heat, Lines, Rows, shade
-from fedtail.words import NONE, fixed, number, percent, plural, signed, size, times
+from fedtail.words import NONE, fixed, listing, number, percent, plural, signed, size, times
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,9 @@ def environment(kind: str = "html") -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=kind != "html",
     )
-    env.globals |= {f.__name__: f for f in (fixed, percent, plural, signed, size, times)} | {"finite": math.isfinite}
+    env.globals |= {f.__name__: f for f in (fixed, listing, percent, plural, signed, size, times)} | {
+        "finite": math.isfinite
+    }
     if kind == "html":
         from fedtail.report import svg
 

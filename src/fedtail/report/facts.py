@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +41,20 @@ class Found:
 
 def found_and_missed(run: RunRecord, most: int = 1) -> list[Found]:
     """Return what is found of the rarest classes that have test samples; empty where sites reveal no counts."""
+    return [one for one in in_counts(run) if one.support][:most]
+
+
+def in_counts(run: RunRecord) -> list[Found]:
+    """Return every class, the rarest first: one without test samples can be answered all the same."""
     table = run.confusion
-    if table is None or len(table) != len(run.classes):
+    if table is None or len(table) != len(run.classes) or not table.any():
         return []
-    order = [int(c) for c in class_order(run) if table[c].sum()]
+    order = class_order(run).tolist()
     if run.train_counts is None:
         order.sort(key=lambda c: float(table[c].sum()))
     return [
         Found(_called(run.classes[c]), int(table[c].sum()), int(table[c, c]), int(table[:, c].sum() - table[c, c]), c)
-        for c in order[:most]
+        for c in order
     ]
 
 
@@ -100,6 +106,12 @@ def at_sites(run: RunRecord) -> tuple[str, list[AtSite]]:
     return split, sorted(sites, key=lambda site: (math.isnan(site.value()), site.value()))
 
 
+def rarest_there(run: RunRecord, sites: Sequence[AtSite]) -> int:
+    """Return the rarest class that sites have samples of: a column of another would say nothing of any of them."""
+    order: list[int] = class_order(run).tolist()
+    return next((c for c in order if any(site.positives(c) for site in sites)), order[0])
+
+
 def telling(run: RunRecord) -> list[AtSite]:
     """Return the sites that can tell how good the model is there, worst first."""
     return [site for site in at_sites(run)[1] if math.isfinite(site.value())]
@@ -124,6 +136,7 @@ def outcome(comparison: Comparison, metric: str = METRIC) -> dict[str, Any]:
         "n_sites": len(run.clients.get("sites") or run.rate_path()[0]),
         "n_test": int(np.nansum(run.per_class("support"))),
         "found": found_and_missed(run),
+        "untested": [one.name for one in in_counts(run) if not one.support],
         "sites": sites,
         "worst": float(np.mean(worst or [math.nan])),
         "floor": number_in(run.result.get("floor"), metric),

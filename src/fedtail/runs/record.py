@@ -157,8 +157,13 @@ class RunRecord:
         return number_of(self.test.get(name))
 
     def per_class(self, name: str = "accuracy") -> np.ndarray:
-        """(C,) final ``per_class_accuracy`` or ``per_class_f1``."""
-        return np.array([number_of(v) for v in self.test.get(f"per_class_{name}", [])])
+        """(C,) final ``per_class_accuracy`` or ``per_class_f1``; NaN where there is nothing to take a share of, be it
+        answers or samples, and the metrics have 0."""
+        values = np.array([number_of(v) for v in self.test.get(f"per_class_{name}", [])])
+        counts, axis = self.confusion, {"precision": 0, "f1": 1}.get(name)
+        if axis is not None and counts is not None and len(counts) == len(values):
+            values[~counts.any(axis)] = np.nan
+        return values
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(rounds, values) of ``train_loss``, ``alignment``, ``test.macro_f1`` ..., where recorded."""

@@ -12,7 +12,7 @@ from fedtail.core.evidence import wilson
 from fedtail.plots import Heat
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, folded, map_of, table_of
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import area_with_interval, found_and_missed
+from fedtail.report.facts import area_with_interval, in_counts
 from fedtail.report.pictures import class_order, groups, over_seeds, recall_by_class, scored
 from fedtail.report.probabilities import pr_charts
 from fedtail.runs.record import RunRecord
@@ -50,7 +50,7 @@ def classes(comparison: Comparison, metric: str) -> list[Block]:
 def class_table(comparison: Comparison, first: RunRecord) -> Table:
     """A row per class and contender, every number that runs have; those of one seed in counts and with intervals."""
     counts, support = first.train_counts, first.per_class("support")
-    counted = {f.place: f for f in found_and_missed(first, len(first.classes))} if len(comparison.runs) == 1 else {}
+    counted = {f.place: f for f in in_counts(first)} if len(comparison.runs) == 1 else {}
     lines = []
     for c in class_order(first).tolist():
         f = counted.get(c)
@@ -91,7 +91,7 @@ def confusion(comparison: Comparison, metric: str) -> list[Block]:
         if tables:
             run, total = one.runs[0], np.sum(tables, axis=0)
             order = class_order(run)
-            share = total[np.ix_(order, order)] / np.maximum(total[order].sum(1, keepdims=True), 1)
+            share = total[np.ix_(order, order)] / np.where(total.any(1), total.sum(1), np.nan)[order, None]
             names = [run.classes[c] for c in order]
             table = map_of(Heat(f"{one.label}: confusion", share, names, names, "true class", "predicted class", share))
             maps.append(folded(one.label, table, comparison.filtered.get(one.label), is_open=len(names) <= MOST_TABLE))

@@ -11,7 +11,7 @@ from fedtail.core.metrics import METRICS, signed
 from fedtail.plots import Lines, Rows, Series
 from fedtail.report.blocks import Block, Cell, Charts, Table, Text, folded, map_look, say, shaded, table_of
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import METRIC, SMALL, SPLITS, AtSite, at_sites, telling
+from fedtail.report.facts import METRIC, SMALL, SPLITS, AtSite, at_sites, rarest_there, telling
 from fedtail.report.pictures import class_order, curve
 from fedtail.runs.record import RunRecord
 from fedtail.words import fixed
@@ -72,7 +72,7 @@ def worst_in_words(contender: Contender) -> str:
 def site_table(run: RunRecord) -> Table:
     """Return each site's samples, those of the rarest class among them, and macro F1, worst first."""
     split, rows = at_sites(run)
-    rare = int(class_order(run)[0])
+    rare = rarest_there(run, rows)
     return table_of(
         {
             "Site, worst first": site.name,
@@ -135,7 +135,7 @@ def _history(comparison: Comparison) -> Lines:
 def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open: bool) -> Block | None:
     """Recall of each class at each site."""
     run = one.runs[0]
-    order, rare = class_order(run).tolist(), int(class_order(run)[0])
+    order, rare = class_order(run).tolist(), rarest_there(run, rows)
     recall = [_recall(site, len(run.classes)) for site in rows]
     if not np.isfinite(np.array(recall)).any():
         return None
