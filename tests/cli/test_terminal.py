@@ -13,11 +13,13 @@ import fedtail as ft
 from fedtail.cli import main
 from fedtail.cli.data import show
 from fedtail.cli.progress import RoundProgress, terminal
-from fedtail.cli.run import print_outcome
+from fedtail.cli.run import CLASS, print_outcome
+from fedtail.cli.tables import print_block
 from fedtail.core.evidence import wilson
 from fedtail.data.inspection import inspect
 from fedtail.rates import FedHOO, Fixed, Uniform
 from fedtail.report import load_run
+from fedtail.report.blocks import Table
 from fedtail.report.facts import found_and_missed
 from fedtail.rounds.state import State
 from fedtail.runs.config import load_config
@@ -36,12 +38,21 @@ def test_no_number_is_cut_at_any_width(result: Any, tmp_path: Path, width: int, 
     run = load_run(result.save(tmp_path / "a"))
     print_outcome(run)
     text = console.export_text()
-    assert "…" not in text and f"{result.test['macro_f1']:.4f}" in text and "Majority only" in text
+    assert "…" not in text and f"{result.test['macro_f1']:.4f}" in text and "Majority" in text
     (found,) = found_and_missed(run, 1)
     assert str(found) in text
     if width >= 120:  # a rare class's recall comes with how sure it is
         low, high = wilson(found.found / found.support, found.support)
         assert f"({low:.2f} to {high:.2f})" in text
+
+
+def test_a_title_wraps_before_a_number_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = terminal(width=80, record=True, file=io.StringIO())
+    monkeypatch.setattr("fedtail.cli.tables.terminal", lambda: console)
+    rows = [["in Ordnung", "745", "200", "7", "26", "0.885", "0.966", "0.968"]]
+    print_block(Table([list(row) for row in rows], list(CLASS)))
+    text = console.export_text()
+    assert "PR-AUC" in text and all(number in text.split() for number in rows[0][1:])
 
 
 def test_a_share_of_few_samples_is_not_sure() -> None:

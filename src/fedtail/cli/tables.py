@@ -31,11 +31,11 @@ def bare_table(*headers: str, **options: Any) -> RichTable:
 def rich_table(block: TableBlock, **options: Any) -> RichTable:
     """Return a table of the report as a terminal shows it: in bold what is best, dimmed what others are measured by."""
     shown = bare_table(**options)
-    # a long label wraps, where numbers would be cut
-    widest = max((len(_text(row[0])) for row in (*block.rows, *block.rest)), default=0)
-    shown.add_column(block.head[0], overflow="fold", min_width=min(widest, LABEL))
-    for name in block.head[1:]:
-        shown.add_column(name, justify="right", min_width=max(map(len, name.split()), default=0))
+    for i, name in enumerate(block.head):  # a long label or title wraps, where numbers would be cut
+        widest = max((len(_text(row[i])) for row in (*block.rows, *block.rest)), default=0)
+        least = max(*map(len, name.split()), min(widest, LABEL) if i == 0 else widest, 0)
+        look: dict[str, Any] = {"justify": "right"} if i else {"overflow": "fold"}
+        shown.add_column(name, min_width=least, no_wrap=least == max(len(name), widest), **look)
     for row in block.rows:
         best = (isinstance(cell, Cell) and cell.look == "best" for cell in row)
         shown.add_row(*(Text(_text(c), style="bold green" if mark else "") for c, mark in zip(row, best, strict=True)))
