@@ -37,6 +37,12 @@ def grid(root: Path, sites: tuple[str, ...] = ("north", "south"), per: int = 10)
     return root
 
 
+def test_a_class_with_too_few_images_to_test_is_named(tmp_path: Path) -> None:
+    picture(grid(tmp_path) / "north" / "hole" / "0.png")
+    found = images(str(tmp_path))
+    assert len(found.test) and "too few rows to test class hole" in found.notes
+
+
 def test_sites_and_classes_come_from_the_folders(tmp_path: Path) -> None:
     pooled = images(str(grid(tmp_path / "d")))
     assert pooled.classes == ("crack", "good") and tuple(pooled.train.x.shape[1:]) == (1, 10, 12)

@@ -14,6 +14,7 @@ from fedtail.core.random import generator
 from fedtail.data.federation import Samples, Transform, stratified_holdout
 from fedtail.data.images.decode import EXTENSIONS, LARGEST, choose_size, decode, survey
 from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.tables.notes import class_notes
 from fedtail.data.tables.read import is_saved
 from fedtail.errors import FedtailError, check_range, one_of
 
@@ -143,13 +144,13 @@ def from_listing(
     sites = np.array(listing.sites) if listing.sites else None
     y = codes.astype(np.int64)
     train, test = _split(y, sites, listing.test, test_fraction, seed)
-    whole = Samples(x, torch.from_numpy(y))
+    whole, classes = Samples(x, torch.from_numpy(y)), tuple(str(v) for v in names)
     samples = whole.take(train)
     mean, std = channel_statistics(samples.x)
     return Pooled(
         samples,
         whole.take(test),
-        classes=tuple(str(v) for v in names),
+        classes=classes,
         name=name,
         transform=Transform(1 / 255, mean, std),
         augment=augment,
@@ -158,7 +159,7 @@ def from_listing(
         model="auto",
         background=None if background is None else [str(v) for v in names].index(background),
         preprocessing={"kind": "images", "size": list(shape), "channels": channels},
-        notes=tuple(n for n in (*listing.notes, note) if n),
+        notes=tuple(n for n in (*listing.notes, note, *class_notes(y[train], whole.take(test), classes)) if n),
     )
 
 
