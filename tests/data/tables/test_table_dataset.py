@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from fedtail.data import DATASETS, table_from_frame
+from fedtail.data import DATASETS, partition, table_from_frame
 from fedtail.data.registry import Pooled
 from fedtail.data.tables.labels import class_places
 from fedtail.errors import FedtailError
+from fedtail.runs.saved import SavedModel
 
 
 def crashes(n: int = 600, seed: int = 0) -> pd.DataFrame:
@@ -263,3 +264,13 @@ def test_a_category_whose_levels_are_all_in_held_out_rows_is_left_out() -> None:
         for i in row
     ]
     assert 8 <= sum(left_out.get("rare") == "empty" for left_out in why) <= 16  # a fifth is held out
+
+
+@pytest.mark.parametrize("labels", [[True, False], [3, 1], [1.5, 0.5], ["yes", "no"]])
+def test_labels_of_a_parquet_file_keep_their_type(labels: list[object], tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": np.arange(80.0) % 7, "y": labels * 40})
+    frame.to_parquet(tmp_path / "t.parquet")
+    pool = DATASETS.build("table", path=str(tmp_path / "t.parquet"), label="y")
+    model = SavedModel.of(torch.nn.Linear(pool.train.x.shape[1], 2), partition(pool, clients=2))
+    assert set(model.labels.tolist()) == set(labels)
+    assert {type(label) for label in model.labels.tolist()} == {type(label) for label in labels}

@@ -108,7 +108,9 @@ def table_from_frame(
     if cluster is not None:
         need_column("cluster", cluster, list(data.columns), where)
     labels = None if cluster is None else data[cluster].astype(str).to_numpy()
-    kind = label_type(data[label]) if isinstance(frame, pd.DataFrame) else ""
+    kind = label_type(data[label])
+    if kind == "str" and isinstance(frame, Table):
+        kind = ""  # a file of text, whose whole numbers are integers
     y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else classes)
     sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
     keep = _labelled_rows(y, sites, label, site, notes)
