@@ -69,8 +69,9 @@ def site_notes(federation: Federation) -> list[str]:
     if not own or not small:
         return []
     held = sum(len(rows) for rows in federation.validation)
+    who = f"{len(small)} of {plural(federation.n_clients, 'site')} {'has' if len(small) == 1 else 'have'}"
     return [
-        f"warning: {len(small)} of {plural(federation.n_clients, 'site')} have fewer than {SMALL_SITE} training rows "
+        f"warning: {who} fewer than {SMALL_SITE} training rows "
         f"({listing(small, 3)}): figures of one such site are mostly luck, and all choices rest on {held:,} "
         "validation rows; join sites that belong together, or compare over seeds (fedtail compare --seeds 5)"
     ]

@@ -65,6 +65,11 @@ def test_small_sites_are_named_before_training() -> None:
     assert isinstance(federation, Federation)
     (note,) = [note for note in prepare(federation, Settings()).about.notes if "fewer than 100" in note]
     assert "2 of 3 sites" in note or "3 of 3 sites" in note
+    rare = table.assign(site=np.where(np.arange(len(table)) < 20, "a", "b"))
+    (note,) = [
+        n for n in prepare(partition(table_from_frame(rare, "result", "site")), Settings()).about.notes if "fewer" in n
+    ]
+    assert "1 of 2 sites has fewer than 100 training rows (a)" in note
     large = partition(table_from_frame(frame(2000), "result", "site"))
     assert not any("fewer than" in note for note in prepare(large, Settings()).about.notes)
     invented = partition(table_from_frame(table, "result"), clients=3)
