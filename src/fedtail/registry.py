@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedtail.errors import FedtailError, first_line, not_of_kind, one_of
+from fedtail.words import listing
 
 T = TypeVar("T")
 APART = ("method", "data", "rates", "model")
@@ -138,7 +139,10 @@ class Registry(Generic[T]):
             if key not in allowed:
                 if not allowed:
                     raise FedtailError(f"{self.section}.{key} is unknown: {self.kind} {name!r} has no options")
-                raise one_of("option", key, allowed, lead=f"{name} has no")
+                wrong = one_of("option", key, allowed, lead=f"{name} has no")
+                others = [other for other in sorted([*self, *self._apart]) if key in self.options(other)]
+                of = f"; {key!r} is an option of {listing(others, 4)}, see {self.section}.name" if others else ""
+                raise FedtailError(f"{wrong}{of}")
             out[key] = convert(f"{self.section}.{key}", value, hints[key]) if key in hints else value
         return out
 

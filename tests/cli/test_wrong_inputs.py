@@ -139,6 +139,11 @@ run $T --model resnet18 :: takes images; (19,)
 run $T --encoder efficientnet_lite0 :: model.encoder = 'efficientnet_lite0' takes images; use none
 
 # run: tables
+run $T method.depth=3 :: fedcgnm has no option 'depth'; 'depth' is an option of trees, see method.name
+run $T data.exclude=y :: data.exclude names 'y', the label; leave it out
+run $T data.categories=road,site :: data.categories names 'site', the site; leave it out
+run --table latin.csv --label y data.encoding=ascii :: 'latin.csv'; readable as ascii; another data.encoding
+run --tables unlike --label y :: site 'b': label 'odd' is not among; (no, yes); --schema; fedtail data schema
 run --table gone.csv --label y :: table 'gone.csv' does not exist
 run --table empty.csv --label y :: 'empty.csv' is empty; header
 run --table header.csv --label y :: 'header.csv'; no rows
@@ -227,6 +232,7 @@ predict t.csv --run runs/net --threshold foo=0.5 :: no class 'foo'; rare, usual
 predict t.csv --run runs/net --decision gone.json :: 'gone.json' cannot be read
 predict t.csv --run runs/net --decision x.json :: 'x.json' is not a decision; the site's own file
 predict t.csv --run runs/net --coverage 0.9 :: --coverage 0.9 has no effect; --sets
+predict t.csv --run runs/net --sets --coverage 0 :: coverage 0.0; 0.95
 predict t.csv --run runs/net --sets --coverage 2 :: coverage 2.0; 0.95
 predict t.csv --run runs/net --device tpu :: --device 'tpu'; cpu
 predict t.csv --run runs/net --out ok.csv/p.csv :: cannot write 'ok.csv/p.csv'
@@ -242,6 +248,7 @@ evaluate t.csv --run gone :: 'gone' has no model.json
 evaluate t.csv --run gone.onnx :: there is no file 'gone.onnx'
 evaluate t.csv --run mine.py:Half :: 'mine.py:Half' is code; --allow-code
 evaluate t.csv --run runs/net --label gone :: no label column 'gone'
+evaluate t.csv --run runs/net --label road :: no label is one of the model's classes (rare, usual); --label
 evaluate t.csv --run runs/net --site gone :: no site column 'gone'
 monitor t.csv --run runs/net :: 'runs/net/monitor.json'; --reference
 monitor new.csv --run runs/net --reference :: no labels; --label
@@ -340,6 +347,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "one.csv": "a,y\n" + "1,no\n" * 30, "ragged.csv": lines + "1,2,3,no\n", "broken.parquet": "PAR1nothing",
         "mine.py": "class Half:\n    pass\n", "boom.py": "raise ValueError('boom')\n",
         "sites/a.csv": "a,y\n" + "1,no\n2,yes\n" * 20, "sites/b.csv": "b,y\n" + "1,no\n2,yes\n" * 20,
+        "unlike/a.csv": "a,y\n" + "1,no\n2,yes\n" * 20, "unlike/b.csv": "a,y\n" + "1,no\n2,odd\n" * 20,
+        "latin.csv": "ö,y\n" + "1,no\n2,yes\n" * 20,
         **{f"pictures/{site}/{i}.png": "no picture" for site in "pq" for i in range(9)},
     }  # fmt: skip
     for name, text in texts.items():

@@ -54,6 +54,7 @@ def predict(
     """
     if coverage is not None and not sets:
         raise FedtailError(f"--coverage {coverage} has no effect without --sets; add --sets")
+    coverage = 0.95 if coverage is None else coverage
     model = load_model(run, device=device, allow_code=allow_code)
     model = decided(model if site is None else model.at(site), decision, threshold or [])
     rows = judge(model, data, keep=names_option("keep", keep))
@@ -62,7 +63,7 @@ def predict(
     table = pd.DataFrame(rows.identity)
     table["prediction"] = np.array(model.classes, dtype=object)[guess]
     if sets:
-        table["set"] = [" | ".join(names) for names in model.sets(probabilities, coverage or 0.95)]
+        table["set"] = [" | ".join(names) for names in model.sets(probabilities, coverage)]
     if explain:
         assert rows.x is not None
         names, moved = reasons(model, rows.x, guess)
@@ -76,10 +77,8 @@ def predict(
     if quiet:
         return
     print_notes(rows.notes)
-    if sets and (always := model.in_every_set(coverage or 0.95)):
-        print_notes(
-            [f"too few validation rows of {listing(always)} for sets of {percent(coverage or 0.95)}: in every set"]
-        )
+    if sets and (always := model.in_every_set(coverage)):
+        print_notes([f"too few validation rows of {listing(always)} for sets of {percent(coverage)}: in every set"])
     counts = np.bincount(guess, minlength=len(model.classes))
     share = ", ".join(f"{name} {n}" for name, n in zip(model.classes, counts, strict=True) if n)
     console.print(f"{len(guess)} predictions: {share}" + (f" -> {out}" if out else ""), soft_wrap=True)

@@ -57,7 +57,10 @@ class Judged:
     def labelled(self) -> Judged:
         """The rows with a label; ``FedtailError`` if there are none."""
         if self.y is None or not (self.y >= 0).any():
-            raise FedtailError("these rows have no labels; name the label column with --label")
+            none = "these rows have no labels"
+            if self.y is not None:
+                none = f"no label is one of the model's classes ({listing(self.classes, 12)})"
+            raise FedtailError(f"{none}; name the label column with --label")
         return self.part(self.y >= 0)
 
     def part(self, kept: np.ndarray) -> Judged:

@@ -78,7 +78,8 @@ def label_codes(
             who = f"label {strange[0]} is" if len(strange) == 1 else f"labels {listing(strange, 5)} are"
             raise FedtailError(
                 f"{where}: {who} not among the schema's classes "
-                f"({listing(classes, 12)}); add them to the schema or fix the rows"
+                f"({listing(classes, 12)}); mend the rows, or add to the classes of a schema (--schema) that "
+                "`fedtail data schema` proposes"
             )
         return np.array([*places, -1], dtype=np.int64)[codes], tuple(classes)
     if len(names) < 2:

@@ -235,6 +235,10 @@ def check_columns(names: list[str], label: str, site: str | None, choices: Choic
     for role in ("exclude", "categories", "numbers"):  # a misspelt one would stay as it is, unseen
         for name in getattr(choices, role):
             need_column(role, name, names, where)
+            if name in (label, site):
+                raise FedtailError(
+                    f"data.{role} names {name!r}, the {'label' if name == label else 'site'}; leave it out"
+                )
     both = next((n for n in choices.categories if n in choices.numbers), None)
     if both is not None:
         raise FedtailError(f"{where}: column {both!r} is in data.categories and in data.numbers; list it only once")

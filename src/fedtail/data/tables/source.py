@@ -82,7 +82,9 @@ def inspect_source(path: Path, *, delimiter: str | None = None, encoding: str | 
     except BROKEN as error:
         raise broken(path, error) from error
     except (LookupError, UnicodeError) as error:
-        raise FedtailError(f"{str(path)!r} is not readable as {encoding or 'text'}: {error}") from error
+        wrong = f"{str(path)!r} is not readable as {encoding or 'text'}: {error}"
+        fix = "give another data.encoding, such as cp1252, or leave it out" if encoding else "save it as UTF-8"
+        raise FedtailError(f"{wrong}; {fix}") from error
 
 
 def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
