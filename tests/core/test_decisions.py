@@ -197,6 +197,19 @@ def test_thresholds_of_several_classes_call_the_one_furthest_above_its_own() -> 
     assert Decision(thresholds=(0.95, 0.5, 0.5)).answers(p).tolist() == [0, 0, 0, 0]  # none is reached: the likeliest
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_promise_that_every_case_must_be_found_for_finds_those_of_probability_0_too(kind: type) -> None:
+    rng = np.random.default_rng(0)
+    own = np.where(rng.random(45) < 0.3, 0.0, rng.random(45))  # as of a forest whose leaves are pure
+    p = np.stack([1 - own, own], 1).astype(kind)
+    scores = Scores.of(p, np.ones(45, dtype=np.int64))
+    promise = promise_recall(scores.bins[1], 0.95, 0.9)
+    assert promise.kept and promise.threshold == 0 and promise.found == 45
+    for decision in (Decision(), Decision(bias=(0.0, -0.5)), Decision(temperature=0.7)):
+        rule = decision.with_promise(1, promise, 2)
+        assert (rule.answers(rule.probabilities(p)) == 1).all()
+
+
 @pytest.mark.parametrize("wanted", [0.5, 0.8, 0.95])
 def test_a_wanted_recall_is_met_where_it_was_set_and_about_met_elsewhere(wanted: float) -> None:
     p, y = draw(6000, 4, 1.5, 4, rare=0.3)

@@ -13,7 +13,7 @@ from fedtail.core.decisions import Decision
 from fedtail.data.federation import Transform
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
-from fedtail.runs.export import export_onnx
+from fedtail.runs.export import Decided, export_onnx
 from fedtail.runs.saved import SavedModel
 
 MODELS = [
@@ -73,6 +73,13 @@ def test_onnx_has_the_decision_inside(tmp_path: Path, decision: Decision) -> Non
     assert (answer != out.argmax(-1)).any()
     about = json.loads(session.get_modelmeta().custom_metadata_map["fedtail"])
     assert Decision.from_json(about["decision"]) == decision
+
+
+def test_a_threshold_of_0_is_reached_by_a_probability_of_0_in_the_file_too() -> None:
+    logits = torch.tensor([[0.0, -200.0], [0.0, 1.0]])
+    decision = Decision(thresholds=(None, 0.0))
+    p, answer = Decided(decision, 2)(logits)
+    assert p[0, 1] == 0 and answer.tolist() == decision.answers(p.numpy()).tolist() == [1, 1]
 
 
 def test_bad_targets_are_named(tmp_path: Path) -> None:

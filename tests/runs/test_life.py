@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedtail as ft
 from fedtail.core.decisions import COVERAGES, Decision
@@ -100,6 +101,24 @@ def test_evaluation_agrees_with_scikit_learn(model: SavedModel) -> None:
     assert found["metrics"]["macro_f1"]["value"] == pytest.approx(f1_score(frame["y"], answers, average="macro"))
     exact = average_precision_score(frame["y"] == "rare", judged.p[:, 0])
     assert found["classes"][0]["pr_auc"] == pytest.approx(exact, abs=0.015)  # rows with equal scores count as mixed
+
+
+def test_rare_levels_of_few_reference_rows_are_no_alarm_however_many_new_rows_there_are() -> None:
+    rng, alarms = np.random.default_rng(2), 0
+
+    def drawn(n: int, share: np.ndarray) -> Judged:
+        x = torch.from_numpy((rng.random((n, len(share))) < share).astype(np.float32))
+        y = (rng.random(n) < 0.3).astype(np.int64)
+        return Judged(("no", "yes"), np.tile([0.7, 0.3], (n, 1)), Decision(), y, x=x)
+
+    for _ in range(150):
+        share = rng.uniform(0.2, 3.0, 3) / 200
+        reference, now = drawn(200, share), drawn(30_000, share)
+        alarms += bool(Watch.begin(reference).look(replace(now, y=None)).changed)
+    assert alarms <= 3, "of 150 first looks, which may spend half of half of 5 %"
+    strange = Watch.begin(drawn(1000, np.full(3, 0.3))), drawn(200, np.full(3, 0.3))
+    strange[1].x[:10] = 20.0
+    assert any(row["what"] == "strange rows" and row["p"] < 0.01 for row in strange[0].look(strange[1]).drift)
 
 
 def test_sets_hold_the_truth_in_every_class(model: SavedModel) -> None:

@@ -83,7 +83,7 @@ class Decision:
         limits = self.limits
         if limits is None:
             return np.asarray(score.argmax(-1))
-        ratio = p / limits
+        ratio = np.maximum(p, TINY) / limits
         rest = np.where(np.isfinite(limits) & ~np.isfinite(limits).all(), -np.inf, score)
         return np.where(ratio.max(-1, initial=0.0) >= 1, ratio.argmax(-1), rest.argmax(-1))
 
@@ -94,10 +94,11 @@ class Decision:
 
     @property
     def limits(self) -> np.ndarray | None:
-        """(C,) thresholds, infinite for classes without one; None if no class has one."""
+        """(C,) thresholds, infinite for classes without one; None if no class has one. One of ``TINY`` or less, such as
+        the 0 of a promise that every case has to be found for, is reached by every probability, 0 among them."""
         if not any(t is not None for t in self.thresholds):
             return None
-        return np.array([np.inf if t is None else max(t, TINY) for t in self.thresholds])
+        return np.array([np.inf if t is None else t if t > TINY else TINY / 2 for t in self.thresholds])
 
     def with_promise(self, target: int, promise: Promise, n_classes: int) -> Decision:
         """Return the decision with the threshold that keeps a promise."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedtail.boosting.model import TreesModule
 from fedtail.boosting.onnx import forest_graph
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import TINY, Decision
 from fedtail.errors import FedtailError, writing
 from fedtail.runs.saved import SavedModel
 
@@ -60,7 +60,7 @@ class Decided(nn.Module):
         score = -(p @ self.costs) if self.has_costs else p * self.weights
         best = (score + self.others).argmax(-1)
         if self.has_limits:
-            ratio = p * self.limits
+            ratio = p.clamp_min(TINY) * self.limits
             best = torch.where(ratio.amax(-1) >= 1, ratio.argmax(-1), best)
         return p, best
 
