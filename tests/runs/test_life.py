@@ -82,6 +82,14 @@ def test_a_model_without_a_mistake_on_few_rows_is_not_certain_to_make_none() -> 
         assert metrics[name]["value"] == 1.0 and 0.85 < metrics[name]["interval"][0] < 0.98, name
 
 
+def test_a_model_that_finds_none_of_few_cases_is_not_certain_to_find_none() -> None:
+    y = np.repeat([0, 1], [12, 400])
+    metrics = evaluate(Judged(("rare", "usual"), np.tile([0.1, 0.9], (412, 1)), Decision(), y))["metrics"]
+    recall = 0.15  # at which 12 cases are all missed in one of seven draws
+    assert metrics["balanced_accuracy"]["interval"][1] > (1 + recall) / 2
+    assert metrics["macro_f1"]["interval"][1] > metrics["macro_f1"]["value"] + 0.05
+
+
 def test_a_site_with_one_class_alone_cannot_tell_how_good_the_model_is() -> None:
     y = np.array([0, 1, 1, 1, 1, 1])
     p = np.where(y[:, None] == [0, 1], 0.9, 0.1)

@@ -107,12 +107,13 @@ def _share(hits: int, n: int) -> dict[str, Any]:
 
 def _intervals(scores: Scores) -> dict[str, list[float]]:
     """Bootstrap intervals of what the confusion matrix and the counts of probabilities tell: resampling rows is
-    drawing these counts anew. Half a mistake is added per class: a model without one is not known to make none."""
+    drawing these counts anew. Half a mistake is added per class, and half a hit: a model without one is not known to
+    make none."""
     rng, n, c = generator(0, "evaluation"), scores.n, len(scores.confusion)
     if not n:
         return {}
     support = scores.confusion.sum(1)
-    cells = (scores.confusion + 0.5 * (support[:, None] > 0) * (1 - np.eye(c)) / max(c - 1, 1)).ravel()
+    cells = (scores.confusion + 0.5 * (support[:, None] > 0) * np.where(np.eye(c), 1, 1 / max(c - 1, 1))).ravel()
     cells /= cells.sum()
     drawn: dict[str, list[float]] = {}
     for _ in range(RESAMPLES):

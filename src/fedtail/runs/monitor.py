@@ -237,7 +237,8 @@ class Watch:
             p.append(drift_p(was.cells.sum(1), now.cells.sum(1), ordered=False))
             p.append(drift_p(was.cells.sum(0), now.cells.sum(0)))
             if self.inputs:
-                p.append(more_strange(was, now))
+                # Only more of them: what a lone reference row had is known by now, so fewer are no drift.
+                p.append(tail(was.strange, now.strange, np.array(was.n), np.array(now.n)))
                 p.extend(drift_p(was.inputs, now.inputs))
         table = np.reshape(p, (len(spans), -1))
         table[:, :2] *= 2 * len(spans) * (1 + bool(self.inputs))  # half of the error is for what the model says,
@@ -298,18 +299,6 @@ def promised_recall(decision: Decision, classes: tuple[str, ...]) -> tuple[str, 
     """Return the class and the recall that a decision promises, if it does."""
     target, promise = decision.target, decision.promise
     return None if target is None or promise is None or not promise.kept else (classes[target], promise.recall)
-
-
-def more_strange(reference: Seen, now: Seen) -> np.ndarray:
-    """Return the p-value of "no more rows are strange than among the reference rows".
-
-    Lone rows of a bin tell how often a new one is met, but not as surely as so many draws would: with N1 bins of one
-    row and N2 of two, the error of such an estimate has (N1 + 2 N2) / N1 times their variance (Good, 1953). So each
-    reference row counts as so much less than one. Fewer strange rows are no drift: what was lone is known since.
-    """
-    lone, pairs = (int((reference.inputs == rows).sum()) for rows in (1, 2))
-    spread = 1 + 2 * pairs / max(lone, 1)
-    return tail(reference.strange / spread, now.strange, np.array(reference.n / spread), np.array(now.n))
 
 
 def spans_of(looks: int) -> tuple[int, ...]:
