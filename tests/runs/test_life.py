@@ -307,6 +307,23 @@ def test_recalibration_restores_honest_probabilities_and_the_promise(model: Save
     assert Decision.from_json(pd.read_json(before, typ="series").to_dict()).temperature == model.decision.temperature
 
 
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_a_new_class_mix_found_without_labels_leaves_what_a_threshold_finds_as_it_is(share: float) -> None:
+    rng = np.random.default_rng(0)
+
+    def drawn(n: int, share: float) -> Judged:
+        y = (rng.random(n) < share).astype(np.int64)
+        odds = 2 * rng.normal(2.0 * y) - 2 + np.log(0.1 / 0.9)
+        p = 1 / (1 + np.exp(-odds))
+        return Judged(("usual", "rare"), np.stack([1 - p, p], 1), Decision(thresholds=(None, 0.12)), y)
+
+    watch, new = Watch.begin(drawn(8000, 0.1)), drawn(4000, share)
+    moved = recalibrate(replace(new, y=None), watch).decision
+    assert (moved.thresholds[1] < 0.05) if share < 0.1 else (moved.thresholds[1] > 0.2)
+    before, after = (d.answers(d.probabilities(new.raw)) for d in (new.decision, moved))
+    assert (before == after).mean() > 0.999
+
+
 def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model: SavedModel) -> None:
     many = rows(3000, 8, rare=0.4)
     plain = replace(judge(model, many), decision=Decision())

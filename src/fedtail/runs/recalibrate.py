@@ -77,8 +77,21 @@ def move_mix(old: Decision, watch: Watch, seen: Seen) -> Recalibrated:
     mix = watch.mix(seen)
     moved = np.log(np.maximum(mix, 1e-6) / watch.shares) + np.log(watch.weights)
     bias = moved + (np.asarray(old.bias) if old.bias else 0.0)
-    new = replace(old, bias=tuple(bias.tolist()), weights=(), promise=None, sets=())
+    at = tuple(None if t is None else moved_threshold(t, c, moved, watch.shares) for c, t in enumerate(old.thresholds))
+    new = replace(old, bias=tuple(bias.tolist()), weights=(), thresholds=at, promise=None, sets=())
     return Recalibrated(new, {}, {}, dict(zip(watch.classes, mix.tolist(), strict=True)))
+
+
+def moved_threshold(threshold: float, c: int, moved: np.ndarray, shares: np.ndarray) -> float:
+    """Return the threshold of class ``c`` that finds the same rows after ``moved`` (C,) is added to log-probabilities.
+
+    A class is found as often in any class mix, so its threshold moves with the odds. Of more than two classes, the
+    others are taken to be met by their ``shares``.
+    """
+    factor = np.exp(moved)
+    others = np.delete(shares * factor, c).sum() / np.delete(shares, c).sum()
+    odds = threshold * factor[c] / others
+    return float(odds / (odds + 1 - threshold))
 
 
 def keep(folder: Path, new: Recalibrated) -> Path:
