@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 import fedtail as ft
 from fedtail.cli import app
 from fedtail.data.federation import Federation
+from fedtail.runs.build import build
+from fedtail.runs.execution import play
 from fedtail.settings import Settings
 from fedtail.study.plan import halve, own_scores, plan, plan_counts, subset
 
@@ -60,6 +62,21 @@ def test_each_site_is_tried_alone_left_out_and_together(federation: Federation) 
     assert "better off together than alone" in text and "| rare |" in text
     assert json.loads(json.dumps(asdict(found)))["classes"][0]["name"] == "rare"
     assert plan(replace(federation), settings, 0.9, 0.9, trials=False).sites == ()
+
+
+def test_trees_that_ask_for_the_site_are_told_it() -> None:
+    rng = np.random.default_rng(0)
+    site, a = rng.integers(3, size=900), rng.normal(size=900)
+    y = np.where(np.where(site == 0, a, -a) + 0.3 * rng.normal(size=900) > 0.3, "p", "n")
+    frame = pd.DataFrame({"a": a, "b": rng.normal(size=900), "y": y, "site": np.array(list("NSW"))[site]})
+    federation = ft.Federation.from_tables(frame, label="y", site="site")
+    settings = Settings.model_validate({"run": {"rounds": 20}, "method": {"name": "trees"}, "model": {"name": "trees"}})
+    together = own_scores(federation, settings, range(3), federation.test_clients)
+    run = play(build(settings, federation))
+    assert [together[k] for k in range(3)] == pytest.approx([site["test"]["macro_f1"] for site in run.sites])
+    assert min(together.values()) > 0.7
+    without = own_scores(federation, settings, [2, 1], federation.test_clients)
+    assert min(without[1], without[2]) > 0.7 > without[0]
 
 
 def test_the_command_prints_a_page_and_writes_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fedtail.boosting.model import TreesModule, with_site
 from fedtail.core.decisions import Decision
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import most_promised, samples_needed
@@ -188,7 +189,12 @@ def own_scores(
 ) -> dict[int, float]:
     """Train some of the sites together and return each site's macro F1 on its own test rows; NaN without any."""
     model = play(build(settings, subset(federation, members))).model()
-    p, y = replace(model, decision=Decision()).probabilities(federation.test.x), federation.test.y.numpy()
+    x, y = federation.test.x, federation.test.y.numpy()
+    if isinstance(model.module, TreesModule) and federation.test_clients.size:  # which may ask for a row's site
+        number = np.full(federation.n_clients + 1, -1)  # the last of which is that of rows of no site
+        number[list(members)] = np.arange(len(members))
+        x = with_site(x, model.module.shape.columns, number[owners])
+    p = replace(model, decision=Decision()).probabilities(x)
     scores = (model.decision.scores(p[owners == k], y[owners == k]) for k in range(federation.n_clients))
     return {k: float(summarize(one.confusion)["macro_f1"]) if one.n else np.nan for k, one in enumerate(scores)}
 
