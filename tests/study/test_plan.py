@@ -75,8 +75,8 @@ def test_trees_that_ask_for_the_site_are_told_it() -> None:
     run = play(build(settings, federation))
     assert [together[k] for k in range(3)] == pytest.approx([site["test"]["macro_f1"] for site in run.sites])
     assert min(together.values()) > 0.7
-    without = own_scores(federation, settings, [2, 1], federation.test_clients)
-    assert min(without[1], without[2]) > 0.7 > without[0]
+    without = own_scores(federation, settings, [1, 0], federation.test_clients)  # whose numbers change places
+    assert min(without[0], without[1]) > 0.7 > without[2]
 
 
 def test_the_command_prints_a_page_and_writes_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
