@@ -322,6 +322,8 @@ def test_a_new_class_mix_found_without_labels_leaves_what_a_threshold_finds_as_i
     assert (moved.thresholds[1] < 0.05) if share < 0.1 else (moved.thresholds[1] > 0.2)
     before, after = (d.answers(d.probabilities(new.raw)) for d in (new.decision, moved))
     assert (before == after).mean() > 0.999
+    refit = recalibrate(new).decision  # and with labels, where nothing is promised of it
+    assert (before == refit.answers(refit.probabilities(new.raw))).mean() > 0.99
 
 
 def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model: SavedModel) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from fedtail.core.decisions import ENOUGH, Decision, class_shares
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
-from fedtail.core.scores import Scores
+from fedtail.core.scores import BINS, Scores, bin_edges
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
 from fedtail.runs.decide import best_power, calibrated
@@ -65,6 +65,11 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
     if old.target is not None and old.promise is not None:
         promise = promise_recall(scores.bins[old.target], old.promise.wanted, old.promise.confidence)
         new = new.with_promise(old.target, promise, len(classes))
+    elif old.target is not None:  # without a promise: the one that finds as many of the cases as before
+        row, own = before.confusion[old.target], np.cumsum(scores.bins[old.target, 1])
+        place = min(int(np.searchsorted(own, row.sum() - row[old.target] + 1)), BINS - 1)
+        if row.sum():
+            new = new.with_threshold(old.target, float(bin_edges()[place]), len(classes))
     elif old.weights:
         new, _ = best_power(ask, new, scores)
     new = new.with_sets(scores)
