@@ -39,6 +39,12 @@ def test_images_of_bytes_stay_bytes() -> None:
     assert Federation.from_arrays([(x, Y)], (x, Y)).pool.x.dtype == torch.uint8
 
 
+def test_images_given_channels_last_are_stored_as_models_expect_them() -> None:
+    x = torch.rand(20, 4, 4, 3).permute(0, 3, 1, 2)
+    assert Federation.from_arrays([(x, Y)], (x.numpy(), Y)).pool.x.is_contiguous()
+    assert Federation.from_arrays([(x, Y)], (x.numpy(), Y)).test.x.is_contiguous()
+
+
 def test_labels_may_be_names_or_positions_of_the_given_classes() -> None:
     classes = ["none", "crack", "void"]
     names = np.array(classes)[Y]

@@ -159,6 +159,7 @@ def _inputs(raw: Any, name: str) -> Tensor:
             f"{name}: inputs are not numbers of one shape ({' '.join(str(error).split())[:120]}); for tables with "
             "text use fedtail.data.table_from_frame"
         ) from error
+    x = x.contiguous()
     if x.is_complex() or x.ndim == 0:
         raise FedtailError(f"{name}: inputs must be an array of real numbers, (samples, ...)")
     if x.is_floating_point():

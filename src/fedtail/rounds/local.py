@@ -51,11 +51,11 @@ def lone_samples_named() -> Iterator[None]:
 def load_batch(
     client: Client, index: np.ndarray, draws: np.ndarray | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Model input and labels of some pool indices."""
+    """Model input, contiguous as a data loader would give it, and labels of some pool indices."""
     i = torch.as_tensor(index)
     x, y = client.pool.x[i].to(device), client.pool.y[i].to(device)
     x = client.transform(x)
-    return x if draws is None else apply_augment(x, torch.as_tensor(draws).to(device)), y
+    return x if draws is None else apply_augment(x, torch.as_tensor(draws).to(device)).contiguous(), y
 
 
 def group_gradients(

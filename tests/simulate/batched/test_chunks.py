@@ -82,7 +82,7 @@ class Dropping(nn.Module):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm"])
 def test_dropout_draws_what_it_draws_on_the_reference_path(name: str) -> None:
-    method, federation = METHODS.build(name, weight_decay=1e-2), replace(make_federation("images"), augment=None)
+    method, federation = METHODS.build(name, weight_decay=1e-2), make_federation("images")
     reference = ReferenceSimulator(federation, Dropping(), method, Settings.of(batch_size=16, workers=1))
     task = make_task(method, reference)
     task, deltas = replace(task, x=task.x.clone()), list[torch.Tensor]()

@@ -156,7 +156,7 @@ def assert_same_round(reference: ReferenceSimulator, fast: BatchedSimulator, tas
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_two_rounds_equal_the_reference_for_every_method(name: str, kind: str) -> None:
     method = METHODS.build(name)
-    reference, fast = both(kind, method, Settings.of(batch_size=8, seed=4))  # no activation within rounding of a kink
+    reference, fast = both(kind, method, Settings.of(batch_size=8, seed=5))  # no activation within rounding of a kink
     task = make_task(method, reference)
     assert_same_round(reference, fast, task)
     assert_same_round(reference, fast, task)  # with the client state of the first

@@ -46,7 +46,15 @@ class Chunk(NamedTuple):
     columns: slice
 
 
-class ChannelsLast(TorchFunctionMode):
+class Viewed(TorchFunctionMode):
+    """Inside, ``view`` takes images in any memory format, as models expect that were written for contiguous ones."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.reshape if func is Tensor.view and args[0].ndim == 4 else func
+        return func(*args, **(kwargs or {}))
+
+
+class ChannelsLast(Viewed):
     """Inside, some of torch's functions take the way that is quick for a few images, channels last.
 
     Dropout draws from ``generator``, so that threads do not share torch's own: the masks that torch's own generator
@@ -64,11 +72,9 @@ class ChannelsLast(TorchFunctionMode):
             func = self._linear
         elif func is F.dropout and self.generator is not None:
             func = self._dropped
-        elif func in RESHAPES and args[0].ndim == 4:
-            func = Tensor.reshape if func is Tensor.view else func
-            if args[0].requires_grad:
-                args[0].register_hook(_last)  # where gradients come back as images
-        return func(*args, **(kwargs or {}))
+        elif func in RESHAPES and args[0].ndim == 4 and args[0].requires_grad:
+            args[0].register_hook(_last)  # where gradients come back as images
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         products = self.products.get(id(weight))

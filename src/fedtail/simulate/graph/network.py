@@ -17,6 +17,7 @@ from torch.func import functional_call
 from fedtail.data.federation import Transform
 from fedtail.data.images.augment import BASIC, PAD, VIEWS
 from fedtail.errors import FedtailError, one_of
+from fedtail.simulate.batched.chunks import Viewed
 from fedtail.simulate.graph.fused import Unsupported, fused_network
 from fedtail.simulate.graph.recorder import SideStreams
 
@@ -81,7 +82,8 @@ class DeviceModel:
             tensors = {n: shaped(w) for n, w in weights[0].items()}
             if others:
                 tensors |= {n: p.view(s) for (n, s), p in zip(others, rest.split(other_sizes), strict=True)}
-            with torch.autocast(numerics.device.type, torch.bfloat16, enabled=numerics.precision == "bf16"):
+            half = torch.autocast(numerics.device.type, torch.bfloat16, enabled=numerics.precision == "bf16")
+            with half, Viewed():
                 return functional_call(skeleton, tensors, (shaped(x),)).float()
 
         return plain
