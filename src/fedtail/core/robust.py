@@ -39,6 +39,15 @@ def fair_share(n: int) -> float:
     return max(min(0.25, 3 / n), 1.5 / n) if n > 2 else 1.0
 
 
+def fairly(claimed: np.ndarray) -> np.ndarray:
+    """Return claimed sizes or weights with none above a fair share of what all that are not 0 come to.
+
+    >>> fairly(np.array([600.0, 100.0, 100.0, 0.0]))
+    array([400., 200., 200.,   0.])
+    """
+    return capped(claimed, fair_share(int((claimed > 0).sum())))
+
+
 def distances(gram: np.ndarray, centre: np.ndarray) -> np.ndarray:
     """(S,) from each update to sum_j centre_j update_j. gram: (S, S) inner products."""
     return np.asarray(np.sqrt(np.maximum(np.diag(gram) - 2 * gram @ centre + centre @ gram @ centre, 0.0)))

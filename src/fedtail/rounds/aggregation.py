@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.movement import alignment
 from fedtail.core.records import Tensors, Update
-from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected
+from fedtail.core.robust import bounded, centre, distances, fairly, krum, suspected
 from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.plan import OPTIMIZER
@@ -45,7 +45,7 @@ def rule_of(settings: Settings, real: bool) -> str:
 def limited(weights: np.ndarray, server: ServerSettings, real: bool) -> np.ndarray:
     """The weights with none above the share that one site can have: a site's size is what it claims."""
     if real and server.aggregate != "mean":
-        return capped(weights, fair_share(int((weights > 0).sum())))
+        return fairly(weights)
     return weights
 
 

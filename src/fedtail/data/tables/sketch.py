@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedtail.core.robust import capped, fair_share
+from fedtail.core.robust import fairly
 from fedtail.data.tables.columns import Levels, Numbers
 from fedtail.data.tables.schema import TableSchema
 from fedtail.errors import FedtailError
@@ -195,7 +195,7 @@ def tempered(sites: Sequence[np.ndarray]) -> list[np.ndarray]:
         deviation = np.sqrt(rows[:, M2] / rows[:, COUNT])
         usual, middle = float(np.median(deviation)), float(np.median(rows[:, MEAN]))
         spread = max(usual, float(np.median(np.abs(rows[:, MEAN] - middle))))
-        rows[:, COUNT] = np.floor(capped(rows[:, COUNT], fair_share(len(there)))).clip(1)
+        rows[:, COUNT] = np.floor(fairly(rows[:, COUNT])).clip(1)
         if spread > 0:
             rows[:, MEAN] = rows[:, MEAN].clip(middle - WIDE * spread, middle + WIDE * spread)
         rows[:, M2] = (deviation.clip(0, WIDE * usual) if usual > 0 else deviation) ** 2 * rows[:, COUNT]
