@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.core.records import Task, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg, FedCGNM
 from fedtail.methods.base import run_bound
@@ -60,6 +60,19 @@ def test_an_update_unlike_the_others_or_not_finite_is_refused(
     taken, bad = accept([*usual, other], [], problem, task, Settings.of(quorum=0.5))
     assert [u.client for u in taken] == [0, 1] and [(r.client, r.code) for r in bad] == [(2, "update")]
     assert reason in bad[0].reason
+
+
+@pytest.mark.parametrize(("round_", "given"), [(0, "the first model"), (7, "the model that round 6 left")])
+def test_where_all_clients_diverge_the_model_they_were_given_is_named_and_no_client(round_: int, given: str) -> None:
+    task = Task(round_, torch.zeros(2), (0, 1, 2), {"rate": np.zeros((3, 1))}, 0.1)
+    refused = [Refusal(k, round_, "loss became nan at step 1 of 5", DIVERGED) for k in (0, 1)]
+    infinite = Update(2, torch.full((1, 2), float("inf")), 1, (1,), (0.0,))
+    problem = SimpleNamespace(method=FedAvg(), n_classes=2, model=SimpleNamespace(n_params=2))
+    with pytest.raises(FedtailError, match=f"all 3 clients diverged from {given}.*; lower local.lr .now 0.1") as raised:
+        accept([infinite], refused, problem, task, Settings.of(quorum=0.5))
+    assert "client 0" not in str(raised.value) and "\n" not in str(raised.value)
+    with pytest.raises(FedtailError, match=r"0 of 3 clients .*client 0: loss became nan"):
+        accept([], [*refused, Refusal(2, round_, "no reply")], problem, task, Settings.of(quorum=0.5))
 
 
 def test_a_weight_decay_that_is_searched_leaves_no_bound() -> None:

@@ -27,6 +27,7 @@ def least(quorum: float, n: int) -> int:
     return max(1, math.ceil(quorum * n - 1e-9))
 
 
+NOT_FINITE = "update is not finite"
 REPORTS = {DIVERGED: (0.0, 1.0)}
 """Range of the scalars that clients report, where there is one."""
 
@@ -48,6 +49,15 @@ def accept(
         else:
             bad += [Refusal(k, task.round, reason, "update") for k in u.clients]
     n_good = len(clients_of(good))
+    diverged = {r.client for r in bad if r.code == DIVERGED or r.reason == NOT_FINITE}
+    if len(task.clients) > 1 and diverged.issuperset(task.clients):
+        given = "the first model"
+        if task.round:
+            given = f"the model that round {task.round - 1} left (an update taken then was finite, but likely too long)"
+        raise QuorumError(
+            f"round {task.round}: all {len(task.clients)} clients diverged from {given}, so none of them is the cause; "
+            f"lower local.lr (now {task.lr:g})"
+        )
     if n_good < (needed := least(quorum, len(task.clients))):
         first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
         raise QuorumError(
@@ -79,7 +89,7 @@ def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, 
         if tuple(shape) != runs:
             return f"update has {name!r} of shape {tuple(shape)}, expected {runs}"
     if not all(_finite(values) for values in (u.delta, *u.extras.values())):
-        return "update is not finite"
+        return NOT_FINITE
     for name, value in u.reports.items():
         known = value[~np.isnan(value.astype(np.float64))]
         low, high = REPORTS.get(name, (-np.inf, np.inf))
