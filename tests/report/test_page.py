@@ -22,14 +22,19 @@ from fedtail.runs.record import FOLDER, Yardstick
 Writer = Callable[..., Path]
 
 
+CELLS = ("td", "th")
+
+
 class Balanced(HTMLParser):
-    """Fails on elements that are closed in the wrong order."""
+    """Fails on elements that are closed in the wrong order; a cell ends with the next, or with its row."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in CELLS and self.open[-1] in CELLS:
+            self.open.pop()
         if tag not in {"meta", "link", "br"}:
             self.open.append(tag)
 
@@ -37,6 +42,8 @@ class Balanced(HTMLParser):
         pass
 
     def handle_endtag(self, tag: str) -> None:
+        if tag == "tr" and self.open[-1] in CELLS:
+            self.open.pop()
         assert self.open.pop() == tag
 
 
@@ -207,7 +214,7 @@ def test_a_real_federations_report_names_sites_faults_traffic_and_what_they_kept
     html = page([folder], tmp_path)
     assert '<section id="confusion">' not in html, "totals are no confusion matrix"
     assert "revealed only totals" in html and "reaches accuracy 0.750" in html
-    assert "missing or refused 2 times" in html and "<td>hospital 1</td>" in html and "validate: not finite" in html
+    assert "missing or refused 2 times" in html and "<td>hospital 1<" in html and "validate: not finite" in html
     assert "3 MB to the sites and 1 kB back" in html and "in 2 exchanges" in html
     assert f"flower, {len(names)} sites" in html and "engine.path" not in html
 
@@ -221,6 +228,15 @@ def test_several_problems_are_kept_apart(run_folder: Writer, tmp_path: Path) -> 
 def test_many_classes_and_clients_stay_a_small_page(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", n_classes=100, n_clients=100, n_rounds=3)], tmp_path)
     assert len(html) < 1_500_000
+
+
+def test_seven_methods_on_a_hundred_classes_stay_a_page_to_send(run_folder: Writer, tmp_path: Path) -> None:
+    names = ["fedavg", "fedcgnm", "fedprox", "scaffold", "focal", "weighted_ce", "logit_adjustment"]
+    folders = [run_folder(name, method=name, n_classes=100, n_clients=20, scored=True) for name in names]
+    html = page(folders, tmp_path)
+    assert len(html) < 1_200_000
+    maps = re.findall(r'aria-label="[^"]*: confusion">(.*?)</table>', html, re.S)
+    assert [table.count("<td") for table in maps] == [100 * 100] * 7
 
 
 def test_of_many_clients_some_are_drawn_and_the_page_says_so(run_folder: Writer, tmp_path: Path) -> None:

@@ -113,10 +113,10 @@ def table_of(
 
 
 def shaded(value: float, share: float, look: str = "") -> Cell:
-    """Return a cell of a map, of a stronger colour the larger a share is."""
+    """Return a cell of a map, of a stronger colour the larger a share is; most have the weakest, and need no class."""
     level = int(np.clip(np.ceil(share * LEVELS), 0, LEVELS)) if math.isfinite(share) else 0
     text = f"{value:g}" if value == np.floor(value) else fixed(value, 2).lstrip("0")
-    return Cell(text, look=f"h{level} {look}".strip())
+    return Cell(text, look=" ".join([f"h{level}"] * (level > 0) + [look] * bool(look)))
 
 
 def map_of(chart: Heat) -> Table:

@@ -140,12 +140,14 @@ def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open
     if not np.isfinite(np.array(recall)).any():
         return None
     names = [run.classes[c] for c in order]
+
+    def about(site: AtSite) -> tuple[str, ...]:
+        return f"{site.samples:,}", f"{site.positives(rare):,}", fixed(site.value())
+
     cells: list[list[str | Cell]] = [
         [
             site.name,
-            f"{site.samples:,}",
-            f"{site.positives(rare):,}",
-            fixed(site.value()),
+            *(Cell(text, look="plain") for text in about(site)),
             *(shaded(values[c], values[c], "thin" if site.positives(c) < THIN else "") for c in order),
         ]
         for site, values in zip(rows, recall, strict=True)

@@ -155,7 +155,7 @@
   document.querySelectorAll("table.heat").forEach((table) => {
     const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
     table.addEventListener("pointerover", (e) => {
-      const cell = e.target.closest('td[class^="h"]'), box = cell?.getBoundingClientRect();
+      const cell = e.target.closest("td:not(.plain)"), box = cell?.getBoundingClientRect();
       if (cell) show([heading(cell.textContent), row(cell.parentNode.cells[0].textContent), row(names[cell.cellIndex])], box.right, box.top);
       else hide();
     });
