@@ -17,7 +17,7 @@ from fedtail.report.page import PARTS
 from fedtail.report.sections.federation import influences
 from fedtail.report.tables import headline, to_csv, to_latex
 from fedtail.rounds.history import influence_of
-from fedtail.runs.record import FOLDER, Yardstick
+from fedtail.runs.record import FOLDER, AtSite, Yardstick
 
 Writer = Callable[..., Path]
 
@@ -237,6 +237,28 @@ def test_seven_methods_on_a_hundred_classes_stay_a_page_to_send(run_folder: Writ
     assert len(html) < 1_200_000
     maps = re.findall(r'aria-label="[^"]*: confusion">(.*?)</table>', html, re.S)
     assert [table.count("<td") for table in maps] == [100 * 100] * 7
+
+
+def test_runs_on_data_of_several_seeds_have_a_dot_each_that_says_which(run_folder: Writer, tmp_path: Path) -> None:
+    folders = [
+        run_folder(f"{seed}-{data}", seed=seed, level=0.5 + 0.1 * data, more={"data": {"seed": data}})
+        for seed in (0, 1)
+        for data in (0, 1, 2)
+    ]
+    for data in (0, 1, 2):
+        alone = AtSite("client 0", 9, 0.5, 0.4, 0.5)
+        measured = Yardstick("alone", 0, f"0-{data}", {"macro_f1": 0.2 + 0.1 * data}, 1.0, (alone,))
+        measured.save(tmp_path / FOLDER / f"alone-{data}.json")
+    html = page(folders, tmp_path)
+    for title, names in [
+        ("Every seed: macro F1", [f"seed {seed}, data {data}" for seed in (0, 1) for data in (0, 1, 2)]),
+        ("All on one scale: macro F1", [f"seed 0, data {data}" for data in (0, 1, 2)] * 2),
+        ("Each site, alone and federated", [f"client 0, seed 0, data {data}" for data in (0, 1, 2)]),
+    ]:
+        figure = html.partition(f"<figcaption>{title}")[2].partition("</figure>")[0]
+        found = re.findall(r"seed \d, data \d(?=: )|client 0, seed \d, data \d(?=\nalone)", figure)
+        assert sorted(found) == sorted(names), title
+    assert "seed 0, data" not in page(folders[::3], tmp_path), "one seed of the data tells nothing apart"
 
 
 def test_of_many_clients_some_are_drawn_and_the_page_says_so(run_folder: Writer, tmp_path: Path) -> None:

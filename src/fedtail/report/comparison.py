@@ -93,6 +93,14 @@ class Comparison:
         """Label -> the colour by which the page's filter hides what is about one contender; empty of the only one."""
         return self.colours if self.several else {}
 
+    @cached_property
+    def _data_vary(self) -> bool:
+        return len({run.setting("data", "seed") for run in self.runs}) > 1
+
+    def seed(self, run: RunRecord) -> str:
+        """Return what tells a run from the others of its contender: its seed, with that of its data where they vary."""
+        return f"{run.seed}, data {run.setting('data', 'seed')}" if self._data_vary else str(run.seed)
+
     def name(self, contender: Contender) -> str:
         """Return the label of a contender where there are others."""
         return contender.label if self.several else ""

@@ -11,7 +11,7 @@ import pandas as pd
 from fedtail.core.metrics import METRICS
 from fedtail.core.movement import path_variation
 from fedtail.plots import Heat, Line, Lines, Rows, Series
-from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.comparison import Comparison, Contender, finite
 from fedtail.runs.record import RunRecord
 from fedtail.words import number
 
@@ -63,7 +63,11 @@ def progress(comparison: Comparison, metric: str) -> Lines:
 def every_seed(comparison: Comparison, metric: str) -> Rows:
     """Draw a dot per seed and a bar at the mean of each contender."""
     rows = [
-        (one.label, comparison.colours[one.label], {f"seed {seed}": v for (seed, _), v in one.values(metric).items()})
+        (
+            one.label,
+            comparison.colours[one.label],
+            finite({f"seed {comparison.seed(run)}": run.metric(metric) for run in one.runs}),
+        )
         for one in comparison.contenders
     ]
     return seeds(f"Every seed: {METRICS[metric].words}", rows, METRICS[metric].words, runs=True)

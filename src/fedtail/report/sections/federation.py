@@ -39,7 +39,7 @@ def federation(comparison: Comparison, metric: str) -> list[Block]:
 def privacy(comparison: Comparison) -> list[str]:
     """Return what privacy the runs' noise bought, where they had some."""
     return [
-        f"{one.label}, seed {run.seed}: {spent['mode']} noise {spent['noise']:g}, "
+        f"{one.label}, seed {comparison.seed(run)}: {spent['mode']} noise {spent['noise']:g}, "
         f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates."
         for one, run in comparison.each
         if (spent := run.history[-1].get("privacy") if run.history else None)
@@ -49,15 +49,16 @@ def privacy(comparison: Comparison) -> list[str]:
 def troubles(comparison: Comparison, metric: str) -> list[Block]:
     """Missing and refused replies, and runs cut short; nothing where nothing went wrong."""
     notes = [
-        f"{one.label}, seed {run.seed}: stopped after {len(run.history)} of {run.rounds} rounds; "
+        f"{one.label}, seed {comparison.seed(run)}: stopped after {len(run.history)} of {run.rounds} rounds; "
         "the results so far are shown."
         for one, run in comparison.each
         if not run.finished
     ]
     notes = [*comparison.notes, *notes]
     rows = [
-        [one.label, str(run.seed), str(record["round"] + 1), site_name(run, r.get("client")), str(r.get("reason", ""))]
+        [one.label, seed, str(record["round"] + 1), site_name(run, r.get("client")), str(r.get("reason", ""))]
         for one, run in comparison.each
+        for seed in [comparison.seed(run)]
         for record in run.history
         for r in [*record.get("refused", []), *record.get("faults", [])]
     ]

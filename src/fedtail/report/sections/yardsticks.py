@@ -46,25 +46,32 @@ def yardsticks(comparison: Comparison, metric: str) -> list[Block]:
 
 def _rungs(comparison: Comparison, metric: str) -> list[tuple[str, int, dict[str, float]]]:
     """(name, colour, {seed: value}) of the floor, the yardsticks and the contender that was measured, lowest first."""
-    measures, names = comparison.yardsticks, {y.run for y in comparison.yardsticks}
+    measures, seeds = comparison.yardsticks, _seeds(comparison)
     rows = [("majority class", 0, {"floor": number_in(comparison.floor, metric)})]
     for kind, title in TITLES.items():
-        rows.append((title, 0, {f"seed {y.seed}": number_in(y.test, metric) for y in measures if y.kind == kind}))
-    federated = {f"seed {run.seed}": run.metric(metric) for run in comparison.runs if run.folder.name in names}
+        rows.append((title, 0, {seeds[y.run]: number_in(y.test, metric) for y in measures if y.kind == kind}))
+    federated = {name: run.metric(metric) for run in comparison.runs if (name := seeds.get(run.folder.name))}
     rows.append((f"federated: {measured(comparison)}", 1, federated))
     known = [(title, c, values) for title, c, row in rows if (values := finite(row))]
     return sorted(known, key=lambda row: float(np.mean(list(row[2].values()))))
 
 
+def _seeds(comparison: Comparison) -> dict[str, str]:
+    """Return by the folder of each measured run what its dot is called."""
+    runs = {run.folder.name: comparison.seed(run) for run in comparison.runs}
+    return {y.run: f"seed {runs.get(y.run, y.seed)}" for y in comparison.yardsticks}
+
+
 def per_site(comparison: Comparison) -> list[SiteRow]:
     """Return a row per site, over seeds; least gain first. Sites that are drawn anew under each seed are as many."""
-    several = len({y.seed for y in comparison.yardsticks}) > 1
+    seeds = _seeds(comparison)
+    several = len(set(seeds.values())) > 1
     sites: dict[str, list[tuple[float, float]]] = {}
     for y in comparison.yardsticks:
         for site in y.sites:
             if site.own is not None and site.federated is not None:
                 drawn = several and site.site.startswith("client ")
-                name = f"{site.site}, seed {y.seed}" if drawn else site.site
+                name = f"{site.site}, {seeds[y.run]}" if drawn else site.site
                 sites.setdefault(name, []).append((site.own, site.federated))
     rows = [(name, *np.mean(values, axis=0).tolist()) for name, values in sites.items()]
     return sorted(rows, key=lambda row: row[2] - row[1])
