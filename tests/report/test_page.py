@@ -239,6 +239,30 @@ def test_seven_methods_on_a_hundred_classes_stay_a_page_to_send(run_folder: Writ
     assert [table.count("<td") for table in maps] == [100 * 100] * 7
 
 
+def test_of_more_methods_than_fit_some_are_left_out_and_the_page_says_where_their_numbers_are(
+    run_folder: Writer, tmp_path: Path
+) -> None:
+    wrong = {"said": "It found nothing", "try": "lr=auto"}
+    folders = [run_folder(f"m{i}", method=f"method {i}", rates="fedhoo", scored=True) for i in range(11)]
+    for folder in folders:
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps({**result, "verdict": wrong}))
+    html = page(folders, tmp_path)
+    parts = {key: html.partition(f'<section id="{key}">')[2].partition("</section>")[0] for key, _, _ in PARTS}
+    for key, left, file in [
+        ("results", "3 more runs", "result.json"),
+        ("confusion", "3 more maps", "result.json"),
+        ("rates", "3 more charts", "history.jsonl"),
+        ("curves", "1 more chart", "history.jsonl"),
+        ("decisions", "10 more metrics", "result.json"),
+    ]:
+        assert f"Left out: {left}; the numbers are in {file} in each run&#39;s folder." in parts[key], key
+    assert parts["results"].count("It found nothing") == parts["confusion"].count("<table") == 8
+    assert "Left out" not in page(folders[:1], tmp_path).partition('<section id="curves">')[0]
+    many = [run_folder(f"c{i}", method=f"method {i}", n_classes=100, n_clients=20, scored=True) for i in range(3)]
+    assert "Left out: 2 more maps; " in page(many, tmp_path).partition('<section id="sites">')[2]
+
+
 def test_runs_on_data_of_several_seeds_have_a_dot_each_that_says_which(run_folder: Writer, tmp_path: Path) -> None:
     folders = [
         run_folder(f"{seed}-{data}", seed=seed, level=0.5 + 0.1 * data, more={"data": {"seed": data}})

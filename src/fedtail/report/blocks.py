@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -35,6 +35,9 @@ class Cell:
 Cells = Sequence[str | Cell]
 LEVELS = 10
 """Colours of a map."""
+MOST_PANELS = 8
+"""Methods beyond which not each has a chart or map of its own."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,13 @@ class Charts(Block):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "charts", [chart for chart in self.charts if chart])
+
+
+def first_of(items: Sequence[T], what: str, file: str, most: int = MOST_PANELS) -> tuple[Sequence[T], Text]:
+    """Return the first of some items, and a note on how many are left out and which file has their numbers."""
+    more = len(items) - most
+    text = f"Left out: {plural(more, f'more {what}')}; the numbers are in {file} in each run's folder."
+    return items[:most], Text(text if more > 0 else "", "note")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedtail.core.evidence import wilson
 from fedtail.plots import Heat
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, folded, map_of, table_of
+from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, first_of, folded, map_of, table_of
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import area_with_interval, in_counts
 from fedtail.report.pictures import class_order, groups, over_seeds, recall_by_class, scored
@@ -18,7 +18,6 @@ from fedtail.report.probabilities import pr_charts
 from fedtail.runs.record import RunRecord
 from fedtail.words import NONE, fixed, plural
 
-MOST_PANELS = 8
 MOST_COLUMNS = 15
 MOST_TABLE = 24
 """Rows beyond which the table of classes is folded away."""
@@ -85,19 +84,23 @@ def _share(contender: Contender, key: str, c: int, support: np.ndarray) -> Cell:
 
 def confusion(comparison: Comparison, metric: str) -> list[Block]:
     """Where each contender sends the samples of each class."""
+    counted = [
+        (one, tables)
+        for one in comparison.contenders
+        if (tables := [r.confusion for r in one.runs if r.confusion is not None and r.confusion.any()])
+    ]
+    shown, note = first_of(counted, "map", "result.json")
     maps = []
-    for one in comparison.contenders[:MOST_PANELS]:
-        tables = [r.confusion for r in one.runs if r.confusion is not None and r.confusion.any()]
-        if tables:
-            run, total = one.runs[0], np.sum(tables, axis=0)
-            order = class_order(run)
-            share = total[np.ix_(order, order)] / np.where(total.any(1), total.sum(1), np.nan)[order, None]
-            names = [run.classes[c] for c in order]
-            table = map_of(Heat(f"{one.label}: confusion", share, names, names, "true class", "predicted class", share))
-            maps.append(folded(one.label, table, comparison.filtered.get(one.label), is_open=len(names) <= MOST_TABLE))
+    for one, tables in shown:
+        run, total = one.runs[0], np.sum(tables, axis=0)
+        order = class_order(run)
+        share = total[np.ix_(order, order)] / np.where(total.any(1), total.sum(1), np.nan)[order, None]
+        names = [run.classes[c] for c in order]
+        table = map_of(Heat(f"{one.label}: confusion", share, names, names, "true class", "predicted class", share))
+        maps.append(folded(one.label, table, comparison.filtered.get(one.label), is_open=len(names) <= MOST_TABLE))
     seeds = ", over all seeds" if len(comparison.runs) > len(comparison.contenders) else ""
     text = f"How the samples of each true class are classified, as fractions{seeds}; classes ordered rarest first."
-    return [Text(text), *maps] if maps else []
+    return [Text(text), *maps, note] if maps else []
 
 
 def columns(comparison: Comparison, metric: str) -> list[Block]:

@@ -6,12 +6,10 @@ import math
 
 import numpy as np
 
-from fedtail.report.blocks import Block, Charts, Fold, Text, say, table_of
+from fedtail.report.blocks import Block, Charts, Fold, Text, first_of, say, table_of
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.pictures import curve, moved, movement, rates_of
 from fedtail.words import number
-
-MOST_PANELS = 8
 
 
 def rates(comparison: Comparison, metric: str) -> list[Block]:
@@ -22,6 +20,7 @@ def rates(comparison: Comparison, metric: str) -> list[Block]:
         return []
     searched = any(r.search_rounds() for r in comparison.runs)
     moving = [one for one in known if moved(one)]
+    drawn, note = first_of(moving, "chart", "history.jsonl")
     search = [
         curve(comparison, f"search.{key}", key.replace("_", " ").capitalize(), key.replace("_", " "), caption="")
         for key in dict.fromkeys(key for r in comparison.runs for record in r.history[-1:]
@@ -34,7 +33,8 @@ def rates(comparison: Comparison, metric: str) -> list[Block]:
     return [
         Text(say("rates", searched=searched, moving=bool(moving))),
         table_of([_line(one, searched, bool(moving)) for one in known], "Rates", colours=comparison.filtered),
-        Charts([rates_of(comparison, one) for one in moving[:MOST_PANELS]]),
+        Charts([rates_of(comparison, one) for one in drawn]),
+        note,
         Fold("Inside the search", [Charts(inside, "small")]),
     ]
 

@@ -6,7 +6,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedtail.core.metrics import METRICS, metrics
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, say, table_of
+from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, first_of, say, table_of
 from fedtail.report.comparison import Comparison, common_keys, keys_of
 from fedtail.report.facts import in_short, outcome, provenance
 from fedtail.report.pictures import curve, every_seed
@@ -15,7 +15,6 @@ from fedtail.runs.record import RunRecord
 from fedtail.settings import flatten
 from fedtail.words import NONE, duration, fixed, setting
 
-MOST_PANELS = 8
 MOST_CURVES = 5
 REVEALED = "The sites revealed only totals, as they could up to version 0.2: there is accuracy but nothing per class."
 
@@ -42,16 +41,14 @@ def results(comparison: Comparison, metric: str) -> list[Block]:
 
 def verdicts(comparison: Comparison) -> list[Text]:
     """What is wrong with runs that came to nothing, a line each."""
-    return [
-        Text(
-            Markup("{}{}; try <code>{}</code>.").format(
-                f"{one.label}, seed {run.seed}: " if len(comparison.runs) > 1 else "", wrong["said"], wrong["try"]
-            ),
-            "note warning",
-        )
+    lines = [
+        Text(Markup("{}{}; try <code>{}</code>.").format(who, wrong["said"], wrong["try"]), "note warning")
         for one, run in comparison.each
+        for who in [f"{one.label}, seed {comparison.seed(run)}: " if len(comparison.runs) > 1 else ""]
         if (wrong := run.result.get("verdict"))
-    ][:MOST_PANELS]
+    ]
+    shown, note = first_of(lines, "run", "result.json")
+    return [*shown, note]
 
 
 def races(comparison: Comparison, metric: str) -> list[Block]:
@@ -63,7 +60,7 @@ def races(comparison: Comparison, metric: str) -> list[Block]:
     for one, run in comparison.each:
         for t, tried in ((record["round"], tried) for record in run.history for tried in record.get("race", [])):
             ((name, value),) = [(k, v) for k, v in tried.items() if k not in (*judged, "diverged")]
-            line = {"Method": one.label, "Seed": str(run.seed)} if several else {}
+            line = {"Method": one.label, "Seed": comparison.seed(run)} if several else {}
             line |= {"Setting": name, "Value": f"{value:g}"}
             line |= {m.title: fixed(tried[key]) if key in tried else "" for key, m in judged.items()}
             line |= {chosen_by.title: "diverged"} if tried.get("diverged") else {}
@@ -79,15 +76,16 @@ def curves(comparison: Comparison, metric: str) -> list[Block]:
     """Learning curves, mean and band over seeds."""
     known = sorted((m for m in metrics() if m.headline), key=lambda m: -m.priority)
     seen = [m for m in known if any(run.curve(f"test.{m.name}")[0].size for run in comparison.runs)]
+    shown, note = first_of(seen, "chart", "history.jsonl", MOST_CURVES)
     charts = [
         curve(comparison, f"test.{m.name}", f"{m.words[:1].upper()}{m.words[1:]} on the test set", m.title, floor=0.0,
               ceiling=1.0)
-        for m in seen[:MOST_CURVES]
+        for m in shown
     ]  # fmt: skip
     split = "Macro F1 on the private validation splits"
     charts.insert(1, curve(comparison, "train_loss", "Training loss", "loss", floor=0.0))
     charts.append(curve(comparison, "validation.macro_f1", split, "macro F1", floor=0.0, ceiling=1.0))
-    return [Charts(charts)]
+    return [Charts(charts), note]
 
 
 def timings(comparison: Comparison, metric: str) -> list[Block]:

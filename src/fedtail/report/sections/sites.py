@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtail.core.metrics import METRICS, signed
 from fedtail.plots import Lines, Rows, Series
-from fedtail.report.blocks import Block, Cell, Charts, Table, Text, folded, map_look, say, shaded, table_of
+from fedtail.report.blocks import Block, Cell, Charts, Table, Text, first_of, folded, map_look, say, shaded, table_of
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import METRIC, SMALL, SPLITS, AtSite, at_sites, rarest_there, telling
 from fedtail.report.pictures import class_order, curve
@@ -47,6 +47,7 @@ def sites(comparison: Comparison, metric: str) -> list[Block]:
         Charts([sites_chart(comparison, results), _history(comparison)], "packed"),
         Text(about if maps else "", "note"),
         *maps,
+        first_of(results if maps and large else [], "map", "result.json", 1)[1],
     ]
 
 
