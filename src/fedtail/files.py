@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,21 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def one_at_a_time(place: Path) -> Iterator[None]:
+    """Inside, no other process is inside for the same place: who comes second finds there what the first has made.
+
+    The kernel lets go of the lock with the process, however that ends. Where nothing can be locked, nobody waits.
+    """
+    with ExitStack() as held:
+        with suppress(ImportError, OSError):
+            import fcntl  # not on every system
+
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(place.with_name(f".{place.name}.lock").open("ab")), fcntl.LOCK_EX)
+        yield
 
 
 def is_locked(file: Path) -> bool:

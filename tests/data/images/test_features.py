@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedtail.data.images import features
 from fedtail.data.images.features import encode_images, feature_store
+from fedtail.files import one_at_a_time
 from fedtail.models.encoders.opening import open_encoder
 from tests.encoders import TINY
 
@@ -49,6 +55,42 @@ def test_only_images_that_are_new_are_encoded() -> None:
     assert seen == [(7, 9), (8, 9), (9, 9)]
     encode_images(x[:1], count, (32,), "another encoder", store=feature_store())
     assert count.calls == 10
+
+
+def test_who_encodes_the_same_images_at_the_same_time_waits_and_encodes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second looks into the cache while the first is at its first image."""
+    x, first, second, looked, there = images(3), Counting(), Counting(), threading.Event(), list[Tensor]()
+    late = threading.Thread(target=lambda: there.append(encode_images(x, second, (32,), "k", store=feature_store())))
+    read = features._read
+
+    def reading(*args: Any) -> Any:
+        found = read(*args)
+        if threading.current_thread() is late:
+            looked.set()
+        return found
+
+    def slow(image: Tensor) -> Tensor:
+        if not late.ident:
+            late.start()
+            looked.wait()
+        return first(image)
+
+    monkeypatch.setattr(features, "_read", reading)
+    monkeypatch.setattr(features, "usable_cores", lambda: 1)
+    mine = encode_images(x, slow, (32,), "k", store=feature_store())
+    late.join()
+    assert (first.calls, second.calls) == (3, 0) and torch.equal(there[0], mine)
+
+
+def test_a_lock_that_a_process_left_behind_holds_nobody_up(tmp_path: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from fedtail.files import one_at_a_time as one\n"
+    code += "with one(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")]).returncode == -9
+    with one_at_a_time(tmp_path / "x"):
+        assert [file.name for file in tmp_path.iterdir()] == [".x.lock"]
+    (tmp_path / "file").touch()
+    with one_at_a_time(tmp_path / "file" / "x"):  # nothing can be locked there
+        pass
 
 
 def test_a_damaged_cache_is_encoded_again(cache: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor
 from fedtail.cores import usable_cores
 from fedtail.data.images.decode import write_cache
 from fedtail.data.sources import cache_root
+from fedtail.files import one_at_a_time
 
 Progress = Callable[[int, int], None]
 """Called with the images done and all of them."""
@@ -48,14 +49,19 @@ def encode_images(
     ids = [_identity(image) for image in x]
     folder = None if store is None else store / key
     known = np.zeros(len(ids), dtype=bool) if folder is None else _read(folder, ids, out)
-    todo = np.flatnonzero(~known)
-    done = len(x) - len(todo)
 
     def work(i: int) -> None:
         with torch.no_grad():
             out[i] = encode(x[i][None])[0]
 
-    with _one_thread_each(), ThreadPoolExecutor(usable_cores()) as pool:
+    with ExitStack() as inside:
+        if folder is not None and not known.all():
+            inside.enter_context(one_at_a_time(_place(folder, ids)))
+            known = _read(folder, ids, out)  # what another process has encoded meanwhile
+        todo = np.flatnonzero(~known)
+        done = len(x) - len(todo)
+        inside.enter_context(_one_thread_each())
+        pool = inside.enter_context(ThreadPoolExecutor(usable_cores()))
         for start in range(0, len(todo), CHUNK):
             part = todo[start : start + CHUNK]
             for _ in pool.map(work, part.tolist()):
@@ -75,6 +81,10 @@ def feature_store() -> Path:
 def _identity(image: Tensor) -> bytes:
     about = f"{tuple(image.shape)} {image.dtype} 0".encode()
     return hashlib.sha256(about + image.contiguous().numpy().tobytes()).digest()[:16]
+
+
+def _place(folder: Path, ids: Sequence[bytes]) -> Path:
+    return folder / f"{hashlib.sha256(b''.join(ids)).hexdigest()[:32]}.safetensors"
 
 
 def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
@@ -97,9 +107,8 @@ def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
 
 def _write(folder: Path, ids: Sequence[bytes], x: Tensor) -> None:
     """A file of its own for every part."""
-    name = hashlib.sha256(b"".join(ids)).hexdigest()[:32]
     table = torch.from_numpy(np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), 16).copy())
-    write_cache(folder / f"{name}.safetensors", ids=table, x=x.contiguous())
+    write_cache(_place(folder, ids), ids=table, x=x.contiguous())
 
 
 @contextmanager
