@@ -16,7 +16,7 @@ import numpy as np
 from fedtail.words import shortened
 
 COLOURS = ("#77726f", "#1e74bd", "#b5230f", "#11623e", "#9081d3", "#bf7a37", "#4e9b9d", "#904376")
-"""Those of the page; the first, grey, is for what others are compared with."""
+"""Colours of the page; the first, grey, is for what others are compared with."""
 COLUMN, PAGE = 3.4, 7.0
 """Widths in inches of a column and of a page of common two-column papers."""
 STYLE: dict[Any, Any] = {

@@ -315,7 +315,7 @@ class Settings(Section):
         return self.run.seed if self.data.seed is None else self.data.seed
 
     def replaced(self, values: Mapping[str, Any]) -> Self:
-        """The same settings with other values, by dotted key, which are known to be sound."""
+        """Return the settings with other values, by dotted key, which are known to be sound."""
         sections: dict[str, dict[str, Any]] = {}
         for key, value in values.items():
             section, _, name = key.partition(".")
@@ -393,7 +393,7 @@ RETIRED: dict[str, Retired] = {
 }
 """Settings of version 0.2 that are gone, by dotted key."""
 RETIRED_01: dict[str, Retired] = {"engine.name": Retired("simulator", "there is one simulator")}
-"""The same of version 0.1."""
+"""Settings of version 0.1 that are gone, by dotted key."""
 MOVED = {"deploy.validate_every": "run.validate_every", "rates.groups": "rates.labels", "data.group": "data.cluster"}
 """Settings of version 0.1 that have another name now."""
 

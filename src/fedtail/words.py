@@ -103,7 +103,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(said: str, rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """The same for a notebook; the first row is the head."""
+    """A sentence, a table and notes for a notebook; the first row is the head."""
     head, *body = rows
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)

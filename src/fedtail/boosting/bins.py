@@ -101,7 +101,7 @@ class Bins:
         return int(self.sizes.sum())
 
     def take(self, columns: Sequence[int]) -> Bins:
-        """Those of some columns."""
+        """Return the bins of some columns."""
         parts: Any = (tuple(of[f] for f in columns) for of in (self.columns, self.cuts, self.kept))
         return Bins(*parts)
 

@@ -218,7 +218,7 @@ class Site:
         """Training and held-out rows in bins, from the first tree on."""
 
     def answer(self, question: Question) -> np.ndarray:
-        """This site's integers."""
+        """Return this site's integers."""
         if isinstance(question, Count | Weigh):
             return question.answer(*self._given[0])
         if self.rows is None:

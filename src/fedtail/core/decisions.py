@@ -28,7 +28,7 @@ best of eleven powers is best by luck, and one site pays for it (``benchmarks/ch
 EQUAL = 1.0
 """The power that finds most on average over classes, and is right most often where all will be met equally often."""
 PRIOR_SAMPLES, CURVE_SAMPLES = 30.0, 1000.0
-"""As how many samples of its own the common finding counts at a site: for its class mix, for its power, and, in samples
+"""Samples of its own that the common finding counts as at a site: for its class mix, for its power, and, in samples
 of the class to find, for its threshold. Small splits overfit: without, thresholds make the worst site worse."""
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """How often sets of classes may be asked to hold the truth."""
@@ -161,7 +161,7 @@ class SiteGoal:
 
     common: Decision
     goal: str
-    """As ``decision.goal``."""
+    """The setting ``decision.goal``."""
     shares: tuple[float, ...]
     """(C,) each class's share over all sites together."""
     curve: tuple[float, ...] = ()

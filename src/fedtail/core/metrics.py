@@ -38,7 +38,7 @@ class Metric:
     function: Callable[[Evidence], np.ndarray]
     """Evidence -> (...) values; NaN where undefined."""
     words: str = ""
-    """The same in a sentence; by default the title."""
+    """Its name in a sentence; by default the title."""
     higher_is_better: bool = True
     needs: str | None = None
     """What must be known beyond counts: ``background``, ``train_counts``, ``scores`` or ``sites``."""
@@ -235,7 +235,7 @@ def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.n
 
 
 def score_of(scores: Scores, metric: str, background: int | None = None) -> float:
-    """The same of one model from counts of its probabilities, by any metric but those of training counts or sites."""
+    """Return the metric of one model from counts of its probabilities: any but those of training counts or sites."""
     chosen, evidence = METRICS[metric], evidence_of(scores.confusion, background=background, scores=scores)
     check_known(chosen, evidence)
     return float(reward(chosen, chosen(evidence)))

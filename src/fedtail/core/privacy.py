@@ -64,7 +64,7 @@ def limit(bound: float) -> float:
 
 
 def noisy_limit(bound: float, noise: float, n: int) -> float:
-    """The same for an update that carries local noise: a Gaussian in n dimensions has norm about sqrt(n)."""
+    """The largest norm that is accepted with local noise: a Gaussian in n dimensions has norm about sqrt(n)."""
     return limit(bound) * (1 + noise * (np.sqrt(n) + 6.0))
 
 

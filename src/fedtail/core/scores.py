@@ -170,7 +170,7 @@ def log_loss(scores: Scores) -> float:
 
 
 def balanced_loss(scores: Scores) -> float:
-    """The same averaged within each class, then over the classes that have samples: a rare class counts like a common
-    one, and unlike balanced accuracy it sees how sure a wrong answer was."""
+    """Mean over classes with samples of the mean negative log-probability of the true class: a rare class counts like a
+    common one, and unlike balanced accuracy it sees how sure a wrong answer was."""
     n = scores.confusion.sum(1)
     return float((scores.sums[1:][n > 0] / ONE / n[n > 0]).mean()) if scores.n else float("nan")

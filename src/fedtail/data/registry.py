@@ -41,7 +41,7 @@ OWN_TABLES: dict[str, Any] = {
     "server.optimizer": "auto",
     "decision.goal": "macro_f1",
 }
-"""And for networks on tables: many small sites get on faster with an optimizer at the server, and the rows of a table
+"""Defaults for networks on tables: many small sites get on faster with an optimizer at the server, and a table's rows
 are enough to find on private validation how far answers should lean to rare classes (docs/evidence.md)."""
 TREES: dict[str, Any] = {
     "method.name": "trees",
@@ -51,7 +51,7 @@ TREES: dict[str, Any] = {
     "run.patience": 20,
     "decision.goal": "macro_f1",
 }
-"""And for tables where nobody has asked for a network: trees are ahead on most tables (docs/evidence.md)."""
+"""Defaults for tables where nobody has asked for a network: trees are ahead on most tables (docs/evidence.md)."""
 SUGGESTED: dict[str, dict[str, Any]] = {
     "table": OWN_TABLES,
     "site_tables": OWN_TABLES,
@@ -70,11 +70,11 @@ FROM_SCRATCH: dict[str, Any] = {
     "run.select": "last",
     "run.patience": 0,
 }
-"""And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). A race of
+"""Defaults for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). A race of
 learning rates would compare networks that all answer one class still."""
 HEAD: dict[str, Any] = {"method.name": "logistic", "run.metric": "macro_f1", "run.select": "best"}
-"""And for a linear head on a frozen encoder, where nobody has set what only networks have (docs/images.md)."""
+"""Defaults for a linear head on a frozen encoder, where nobody has set what only networks have (docs/images.md)."""
 FROZEN: dict[str, Any] = {"run.metric": "macro_f1"}
-"""Instead of these for a head on a frozen encoder, whose input has one scale whatever the images: a hundred validation
-images choose learning rates and rounds by luck (docs/images.md)."""
+"""Defaults for a head on a frozen encoder in place of ``OWN_DATA``: its input has one scale whatever the images, and a
+hundred validation images choose learning rates and rounds by luck (docs/images.md)."""
 DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

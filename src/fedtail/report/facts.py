@@ -70,7 +70,7 @@ class AtSite:
     name: str
     values: dict[str, Any]
     before: dict[str, Any]
-    """The same with the plain argmax; empty where that is what the answers are."""
+    """Metrics of the plain argmax; empty where that is what the answers are."""
 
     @property
     def support(self) -> list[int]:

@@ -190,11 +190,11 @@ def _short(values: np.ndarray) -> list[float | None]:
 
 
 BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
-"""Those of the authors' experiments."""
+"""Momenta and floor of the optimizers: those of their authors' experiments."""
 
 
 def in_force(server: ServerSettings, settled: Mapping[str, Any]) -> ServerSettings:
-    """The same with an optimizer in place of ``auto``."""
+    """Return the server's settings with an optimizer in place of ``auto``."""
     if server.optimizer != "auto":
         return server
     if OPTIMIZER not in settled:

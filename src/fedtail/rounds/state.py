@@ -200,7 +200,7 @@ class Engine(Protocol):
         """(C, C) pooled confusion matrix of a model on ``test`` or ``validation``."""
 
     def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
-        """The same on ``validation``, client by client; empty where the engine knows sums over clients only."""
+        """(C, C) confusion matrix on ``validation`` by client; empty where the engine knows sums over clients only."""
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         """Counts of a model's probabilities: for ``validation`` of each client on its private split, for ``test`` of

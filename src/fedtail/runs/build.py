@@ -109,7 +109,7 @@ class Run:
 
     problem: Problem
     settings: Settings
-    """As the user asked for them."""
+    """Those that the user asked for."""
     about: About
     architecture: dict[str, Any]
     """Name and options of the model, by which ``load_model`` builds it again; no name for a module of the user's."""

@@ -166,7 +166,7 @@ def check_fixed(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def changed(config: Settings, values: Mapping[str, Any]) -> Settings:
-    """The same config with other values, by dotted key."""
+    """Return the config with other values, by dotted key."""
     raw = config.model_dump()
     _follow_optimizer(raw, values)
     for key, value in values.items():

@@ -71,7 +71,7 @@ def build_encoded(encoding: Encoding, name: str, n_classes: int, *, seed: int = 
 def encode_federation(
     federation: Federation, encoding: Encoding, *, cache: bool = True, progress: Progress | None = None
 ) -> Federation:
-    """The same federation with features in place of images."""
+    """Return the federation with features in place of images."""
     encode = _Encode(encoding, feature_store() if cache else None, progress)
     encode.total = len(federation.test)
     rest = [*federation.validation, federation.auxiliary, federation.holdout]

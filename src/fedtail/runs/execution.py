@@ -140,14 +140,14 @@ def said_keys(keywords: Mapping[str, Any]) -> set[str]:
 
 
 def _method_section(method: Method | str | None) -> MethodSettings:
-    """The section ``method`` that says the same."""
+    """The section ``method`` of what ``fit`` was given."""
     if isinstance(method, Method):
         return MethodSettings(name=method.name, **method.config())
     return MethodSettings() if method is None else MethodSettings(name=METHODS.canonical(method))
 
 
 def _rates_section(rates: RateStrategy | str | float | Sequence[float] | None) -> RatesSettings:
-    """The same for rates."""
+    """The section ``rates`` of what ``fit`` was given."""
     if rates is None:
         return RatesSettings()
     if isinstance(rates, RateStrategy):

@@ -44,7 +44,7 @@ class Result:
     module: nn.Module
     """The chosen model, ready to use."""
     x: Tensor
-    """(n,) the same as a vector."""
+    """(n,) the chosen model as a vector."""
     test: dict[str, Any]
     confusion: np.ndarray
     before: dict[str, Any] | None
@@ -53,7 +53,7 @@ class Result:
     site_decisions: dict[str, Decision]
     """Site -> its own, where sites have one and tell it."""
     validation: dict[str, Any]
-    """The same metrics on the private splits of all sites together; empty where sites keep them to themselves."""
+    """Metrics on the private splits of all sites together; empty where sites keep them to themselves."""
     sites: list[dict[str, Any]]
     """Every metric of every site, on its private validation split and, where it has one, its own test set."""
     worst: dict[str, Any]

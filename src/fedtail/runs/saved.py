@@ -119,7 +119,7 @@ class SavedModel:
         }
 
     def at(self, site: str) -> SavedModel:
-        """The same model with one site's decision rule: ``load_model("runs/x").at("DL").predict(rows)``."""
+        """Return the model with one site's decision rule: ``load_model("runs/x").at("DL").predict(rows)``."""
         known = self.architecture.get("sites", [])
         if not self.sites and not known:
             raise FedtailError("this model has no per-site decisions; train with decision.scope = 'site'")

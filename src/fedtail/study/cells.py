@@ -75,7 +75,7 @@ Launcher = Callable[[Sequence[Cell], Path], Iterator[Outcome]]
 
 
 def seeds_of(config: Settings, label: str, seeds: Iterable[int]) -> list[Cell]:
-    """The same config under several seeds."""
+    """Return the config under several seeds."""
     return [Cell(f"{label}-s{seed}", changed(config, {"run.seed": seed})) for seed in seeds]
 
 

@@ -57,7 +57,7 @@ class SitePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole of it."""
+    """What a federation would need, promise and gain."""
 
     recall: float
     confidence: float
@@ -67,7 +67,7 @@ class Plan:
     half: float | None = None
     """Macro F1 on all sites' own rows with half of every site's rows."""
     full: float | None = None
-    """And with all of them."""
+    """Macro F1 on them with all rows."""
     notes: tuple[str, ...] = field(default=())
 
     def markdown(self) -> str:

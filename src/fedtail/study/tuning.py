@@ -45,7 +45,7 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "logistic": {"method.power": (0.0, 0.5, 1.0), "method.strongest": (0.1, 1.0, 10.0)},
 }
-"""The same for methods that have other settings than networks."""
+"""What is raced for methods that have other settings than networks."""
 KEEP = 3
 """One of so many goes on to the next rung, for so many times the rounds."""
 RUNGS = 3

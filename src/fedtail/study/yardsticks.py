@@ -47,9 +47,9 @@ class Setup:
     settings: Settings
     run: RunRecord
     raw: Federation
-    """As the data are."""
+    """The data as they are."""
     ready: Prepared
-    """As they are trained on."""
+    """The data as they are trained on."""
 
 
 def measure_yardsticks(

@@ -148,7 +148,7 @@ class TableSchema:
             raise _explained(error, where) from None
 
     def unfitted(self) -> TableSchema:
-        """The same schema without means, deviations and cuts: what sites may agree on beforehand."""
+        """Return the schema without means, deviations and cuts: what sites may agree on beforehand."""
         return replace(self, columns=tuple(replace(c, mean=None, std=None, cuts=()) for c in self.columns))
 
 

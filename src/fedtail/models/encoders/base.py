@@ -131,7 +131,7 @@ class Encoder:
         return int(probe(self.front(), self.name).shape[1])
 
     def use(self, unfreeze: int = 0) -> Encoding:
-        """This encoder as a run uses it."""
+        """Return the encoder as a run uses it."""
         shape = tuple(probe(self.front(unfreeze), self.name).shape[1:])
         return Encoding(self.name, self.digest, shape, self.weights, unfreeze)
 

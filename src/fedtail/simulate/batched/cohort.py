@@ -249,7 +249,7 @@ def runs_in_a_shard(federation: Federation, settings: Settings, sample_flops: fl
 
 
 def runs_in_chunks(federation: Federation, settings: Settings, n_params: int) -> int:
-    """The same where workers share chunks: all runs go side by side, as far as memory goes."""
+    """Most runs in one step where workers share chunks: all go side by side, as far as memory goes."""
     values = max(n_params, largest_batch(federation, settings) * math.prod(federation.input_shape))
     return max(1, min(MAX_ROWS, SHARD_VALUES // values))
 

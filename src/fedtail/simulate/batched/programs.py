@@ -124,7 +124,7 @@ def scripted(calls: Sequence[Call], scripts: Scripts) -> Call:
 def looped(
     calls: Sequence[Call], pool: Tensor, inputs: Tensor, labels: Tensor, shares: Tensor, out: Tensor, scripts: Scripts
 ) -> Stretch:
-    """The same of a whole stretch of steps, each with its rows of the pool.
+    """One call that takes a whole stretch of steps, each with its rows of the pool.
 
     inputs: (n B, ...), labels, shares: where a step finds them; out: where it leaves its losses.
     """

@@ -145,7 +145,7 @@ class Plan:
     """What a step of a program's sum takes."""
     stages: int = 4
     programs: int = 264
-    """As many at least are launched, two for each multiprocessor of a large GPU: pixels are cut into parts for it."""
+    """Programs launched at least, two for each multiprocessor of a large GPU: pixels are cut into parts for it."""
 
     across: bool = False
     """Whether a program takes all positions of a row of a 3x3 filter."""
