@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +52,29 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(place: Path) -> Iterator[None]:
-    """Inside, no other process is inside for the same place: who comes second finds there what the first has made.
+def locked(place: Path, *, wait: bool) -> Iterator[None]:
+    """Inside, no other process has locked this file or folder: it is waited for, or else a ``BlockingIOError``.
 
-    The kernel lets go of the lock with the process, however that ends. Where nothing can be locked, nobody waits.
+    The kernel lets go of a lock with the process, however that ends. What cannot be locked is nobody's.
     """
     with ExitStack() as held:
-        with suppress(ImportError, OSError):
+        try:
             import fcntl  # not on every system
 
-            place.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(held.enter_context(place.with_name(f".{place.name}.lock").open("ab")), fcntl.LOCK_EX)
+            handle = os.open(place, os.O_RDONLY)
+            held.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except (ImportError, OSError):  # it is not there, or its file system has no locks
+            pass
         yield
 
 
 def is_locked(file: Path) -> bool:
-    """Return whether a living process holds the lock: the kernel lets go of it with the process, however that ends."""
-    import fcntl  # not on every system; only real federations come here
-
-    if not file.is_file():
-        return False
-    with file.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+    """Return whether a living process holds the lock."""
+    try:
+        with locked(file, wait=False):
+            return False
+    except BlockingIOError:
+        return True

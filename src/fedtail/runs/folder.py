@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,12 @@ import torch
 
 from fedtail.data.inspection import About
 from fedtail.errors import FedtailError, writing
-from fedtail.files import read_json, write_atomically
+from fedtail.files import locked, read_json, write_atomically
 from fedtail.rounds.history import history_line, history_text, plain
 from fedtail.runs.config import first_difference, load_config
 from fedtail.runs.record import read_timings
 from fedtail.settings import Settings
 from fedtail.version import VERSION
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def run_name(settings: Settings) -> str:
@@ -80,32 +75,19 @@ def claimed(settings: Settings, folder: Path, resume: bool) -> Iterator[Path]:
             except FileExistsError:
                 folder = choose_folder(settings, resume=False)
     try:
-        with _locked(folder):
-            yield folder
-    finally:
-        for made in new:  # a run that came to nothing leaves nothing
-            with suppress(OSError):
-                made.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    if fcntl is None:
-        yield
-        return
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no locks
+        with ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(locked(folder, wait=False))
             except BlockingIOError:
                 raise FedtailError(
                     f"{str(folder)!r} is being written by another process; wait for it, or choose another name "
                     "(run.name=NAME)"
                 ) from None
-        yield
+            yield folder
     finally:
-        os.close(lock)  # which lets go of it, as the end of the process does
+        for made in new:  # a run that came to nothing leaves nothing
+            with suppress(OSError):
+                made.rmdir()
 
 
 def begin_folder(

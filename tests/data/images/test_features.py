@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtail.data.images import features
 from fedtail.data.images.features import encode_images, feature_store
-from fedtail.files import one_at_a_time
+from fedtail.files import is_locked, locked
 from fedtail.models.encoders.opening import open_encoder
 from tests.encoders import TINY
 
@@ -83,14 +83,14 @@ def test_who_encodes_the_same_images_at_the_same_time_waits_and_encodes_none(mon
 
 
 def test_a_lock_that_a_process_left_behind_holds_nobody_up(tmp_path: Path) -> None:
-    code = "import os, sys; from pathlib import Path; from fedtail.files import one_at_a_time as one\n"
-    code += "with one(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")]).returncode == -9
-    with one_at_a_time(tmp_path / "x"):
-        assert [file.name for file in tmp_path.iterdir()] == [".x.lock"]
-    (tmp_path / "file").touch()
-    with one_at_a_time(tmp_path / "file" / "x"):  # nothing can be locked there
-        pass
+    lock = tmp_path / "x"
+    lock.touch()
+    code = "import os, sys; from pathlib import Path; from fedtail.files import locked\n"
+    code += "with locked(Path(sys.argv[1]), wait=False): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, str(lock)]).returncode == -9
+    with locked(lock, wait=True):
+        assert is_locked(lock)
+    assert not is_locked(lock) and not is_locked(tmp_path / "absent")
 
 
 def test_a_damaged_cache_is_encoded_again(cache: Path) -> None:

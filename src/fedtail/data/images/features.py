@@ -20,7 +20,7 @@ from torch import Tensor
 from fedtail.cores import usable_cores
 from fedtail.data.images.decode import write_cache
 from fedtail.data.sources import cache_root
-from fedtail.files import one_at_a_time
+from fedtail.files import locked
 
 Progress = Callable[[int, int], None]
 """Called with the images done and all of them."""
@@ -56,7 +56,11 @@ def encode_images(
 
     with ExitStack() as inside:
         if folder is not None and not known.all():
-            inside.enter_context(one_at_a_time(_place(folder, ids)))
+            lock = _place(folder, ids).with_suffix(".lock")
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                lock.touch()
+            inside.enter_context(locked(lock, wait=True))
             known = _read(folder, ids, out)  # what another process has encoded meanwhile
         todo = np.flatnonzero(~known)
         done = len(x) - len(todo)
