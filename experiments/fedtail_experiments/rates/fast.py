@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtail.core.random import generator
 from fedtail.errors import check_range
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import Present, RateStrategy, Reports, Rewards
 from fedtail_experiments.rates.few import few_rates
 
 
@@ -51,13 +51,7 @@ class FAST(RateStrategy):
     def ask(self) -> np.ndarray:
         return self._arms[[self._next(k) for k in range(self.n_clients)]][:, None]
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         gains = (reports or {}).get("local_gain", np.full((self.n_clients, 1), np.nan))[:, 0]
         heard = np.isfinite(gains)
         if present is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import Present, RateStrategy, Reports, Rewards
 from fedtail_experiments.rates.few import few_rates
 
 
@@ -49,13 +49,7 @@ class Grid(RateStrategy):
     def patterns(self) -> str | None:
         return None if self.done or self._round < self.cold_rounds else "uniform"
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         if self.patterns() is None:
             self._choice = 0
             self._round += 1

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy, Setting, check_rate
+from fedtail.rates.base import Present, RateStrategy, Reports, Rewards, Setting, check_rate
 from fedtail.rates.fedhoo import MAX_AXES
 from fedtail.rates.tree import BoxTree
 
@@ -81,13 +81,7 @@ class HOO(RateStrategy):
     def patterns(self) -> str | None:
         return None if self.done else "uniform"
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         if self.done:
             return 0
         if rewards is None or len(rewards) != 1:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import Present, RateStrategy, Reports, Rewards
 from fedtail_experiments.rates.few import few_rates
 
 
@@ -49,19 +49,13 @@ class LocallyOptimal(RateStrategy):
             return self.rates[:, None]
         return np.where(self._best[:, None] < 0, self._arms[None], self.rates[:, None])
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         self._choice = np.zeros(self.n_clients, dtype=np.int64)
         if not self.done and self._round >= self.cold_rounds:
             blank = np.full((self.n_clients, len(self._arms)), np.nan)
             accuracy = (reports or {}).get("local_validation", blank)
             here = np.ones(self.n_clients, dtype=bool) if present is None else np.asarray(present, dtype=bool)
-            able = np.isfinite(accuracy).all(axis=1)
+            able = np.asarray(np.isfinite(accuracy).all(axis=1))
             if here.all() and not able.any():
                 raise FedtailError(
                     "rates 'locally_optimal' compares models, but there is no validation data at the clients; set "

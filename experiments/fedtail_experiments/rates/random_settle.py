@@ -9,13 +9,10 @@ mean nothing. What FedHOO is worth beyond settling *somewhere* is its lead over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
-import numpy as np
-
 from fedtail.core.random import generator
-from fedtail.rates.base import Setting
+from fedtail.rates.base import Present, Reports, Rewards, Setting
 from fedtail.rates.fedhoo import FedHOO
 
 
@@ -36,13 +33,7 @@ class RandomSettle(FedHOO):
         super().begin(setting)
         self._seed = setting.seed
 
-    def tell(
-        self,
-        rewards: np.ndarray | Sequence[float] | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         """Like FedHOO's; the rewards keep their values and lose their candidates."""
         if rewards is not None and not self.done:
             rewards = generator(self._seed, "random_settle", round=self._round).permutation(self._checked(rewards))

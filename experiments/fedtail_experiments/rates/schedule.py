@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RateStrategy, Setting, check_rate
+from fedtail.rates.base import Present, RateStrategy, Reports, Rewards, Setting, check_rate
 
 SHAPES = {
     "linear": lambda u: u,
@@ -67,13 +67,7 @@ class Schedule(RateStrategy):
     def ask(self) -> np.ndarray:
         return np.full((self.n_clients, 1), self.rate(self._round))
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         self._round += 1
         return 0
 

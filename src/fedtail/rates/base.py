@@ -23,6 +23,11 @@ from torch import Tensor
 from fedtail.errors import FedtailError, check_range
 from fedtail.registry import Registry
 
+Rewards = np.ndarray | Sequence[float] | None
+Reports = dict[str, np.ndarray] | None
+Present = np.ndarray | None
+"""What ``tell`` takes."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -93,13 +98,7 @@ class RateStrategy:
     def observe(self, clients: np.ndarray, deltas: Sequence[Tensor]) -> None:
         """Look at a round's updates before ``tell``. clients: (S,) indices; deltas: S tensors of shape (P, n)."""
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         """Process a round. Returns the index of the candidate that becomes the next global model.
 
         Args:

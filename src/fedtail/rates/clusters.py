@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedtail.core.random import generator, torch_seed
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RATES, Setting
+from fedtail.rates.base import RATES, Present, Rewards, Setting
 from fedtail.rates.fedhoo import MAX_AXES, FedHOO
 
 SKETCH = 256
@@ -130,9 +130,7 @@ class ClusteredFedHOO(FedHOO):
             if not (self._settled and self._seen[k]):
                 self._sketches[k] += sketch(delta[0], self.seed)
 
-    def tell(
-        self, rewards: np.ndarray | Sequence[float] | None = None, *, present: np.ndarray | None = None, **more: Any
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, present: Present = None, **more: Any) -> int:
         here = np.ones(self.n_clients, dtype=bool) if present is None else np.asarray(present, dtype=bool)
         winner = super().tell(rewards, present=here & self.placed, **more)
         if self.by == "updates" and self._settled:

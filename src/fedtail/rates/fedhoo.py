@@ -26,7 +26,7 @@ import numpy as np
 
 from fedtail.core.candidates import binary_patterns
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RATES, RateStrategy, Setting, base_rates, check_rate
+from fedtail.rates.base import RATES, Present, RateStrategy, Reports, Rewards, Setting, base_rates, check_rate
 from fedtail.rates.tree import BoxTree
 
 WARN_AXES, MAX_AXES = 6, 12
@@ -148,13 +148,7 @@ class FedHOO(RateStrategy):
     def patterns(self) -> str | None:
         return None if self.done else "binary"
 
-    def tell(
-        self,
-        rewards: np.ndarray | Sequence[float] | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
+    def tell(self, rewards: Rewards = None, *, reports: Reports = None, present: Present = None) -> int:
         """rewards: (2^A,), candidate s having taken the upper probe on the axes whose bit of s is set."""
         if self.done:
             self._choice = np.zeros(self.n_clients, dtype=np.int64)

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedtail.core.halving import survivors
 from fedtail.core.records import DIVERGED
 from fedtail.errors import FedtailError
-from fedtail.rates.base import RateStrategy, Setting
+from fedtail.rates.base import RateStrategy, Rewards, Setting
 from fedtail.settings import Settings
 
 LRS: Final[Mapping[str, tuple[float, ...]]] = {
@@ -107,7 +107,7 @@ class Race(RateStrategy):
         """(P,) or (1,) learning rates that all clients try."""
         return np.array(self._runners() if self.racing and not self.rivals else [self.lr])
 
-    def tell(self, rewards: np.ndarray | None = None, **more: Any) -> int:
+    def tell(self, rewards: Rewards = None, **more: Any) -> int:
         if self.racing:
             raise FedtailError("report the results of a race with judge()")
         self.evidence = []
