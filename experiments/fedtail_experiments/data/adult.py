@@ -11,16 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedtail.core.random import generator
-from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import Pooled
 from fedtail.data.sources import SOURCES, Remote, Source, locate
-from fedtail.data.tables.encode import encode, published, strict_columns
+from fedtail.data.tables.encode import published
 from fedtail.data.tables.labels import label_codes
 from fedtail.errors import FedtailError
-from fedtail_experiments.data.scaling import scaled
+from fedtail_experiments.data.scaling import published_table
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 SOURCES["adult"] = Source(
@@ -74,21 +72,13 @@ def adult(imbalance: float = 3.17, test_fraction: float = 0.15, seed: int = 0, d
     y, _ = label_codes(frame["income"].str.rstrip("."), "income", str(folder), CLASSES)
     keep = thin_minority(y, imbalance, seed)
     frame, y = frame.iloc[keep], y[keep]
-    columns = strict_columns(SCHEMA, frame, str(folder))
-    train, test = stratified_holdout(y, np.arange(len(y)), test_fraction, generator(seed, "adult/test"))
-    schema = scaled(SCHEMA, columns, train, "standard")
-    inputs, labels = torch.from_numpy(encode(schema, columns)), torch.from_numpy(y)
-    return Pooled(
-        Samples(inputs[train], labels[train]),
-        Samples(inputs[test], labels[test]),
+    return published_table(
+        "adult", SCHEMA, frame, y, str(folder), "standard", test_fraction, seed,
         classes=CLASSES,
-        name="adult",
         model="mlp",
         model_options={"hidden": (32, 16, 8)},
-        validation=3 / 17,
-        preprocessing=schema.to_dict(),
         notes=("numeric columns are standardised with statistics of all rows outside the test set",),
-    )
+    )  # fmt: skip
 
 
 def thin_minority(y: np.ndarray, imbalance: float, seed: int) -> np.ndarray:

@@ -65,10 +65,10 @@ def chips(
     x = render(product, site, y, size, seed)
     strata = site * len(CLASSES) + y
     train, test = stratified_holdout(strata, np.arange(n), test_fraction, generator(seed, "chips/test"))
-    labels, names = torch.from_numpy(y), np.array(FACTORIES)
+    samples, names = Samples(x, torch.from_numpy(y)), np.array(FACTORIES)
     return Pooled(
-        Samples(x[torch.from_numpy(train)], labels[train]),
-        Samples(x[torch.from_numpy(test)], labels[test]),
+        samples.take(train),
+        samples.take(test),
         classes=CLASSES,
         name="chips",
         transform=Transform(1 / 255, (0.329, 0.337, 0.342), (0.192, 0.172, 0.174)),

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
-from fedtail.core.random import generator
-from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import Pooled
 from fedtail.data.sources import SOURCES, Source, locate
-from fedtail.data.tables.encode import encode, published, strict_columns
+from fedtail.data.tables.encode import published
 from fedtail.data.tables.labels import label_codes
 from fedtail.errors import FedtailError, one_of
-from fedtail_experiments.data.scaling import scaled
+from fedtail_experiments.data.scaling import published_table
 
 SOURCES["unsw"] = Source(
     "UNSW-NB15 network flows",
@@ -78,22 +75,14 @@ def unsw(part: str = "auto", test_fraction: float = 0.15, seed: int = 0, data_di
         )
     frame = pd.concat([frames[name] for name in wanted], ignore_index=True)
     y, _ = label_codes(frame["attack_cat"].str.strip(), "attack_cat", str(folder), CLASSES)
-    columns = strict_columns(SCHEMA, frame, str(folder))
-    train, test = stratified_holdout(y, np.arange(len(y)), test_fraction, generator(seed, "unsw/test"))
-    schema = scaled(SCHEMA, columns, train, "minmax")
-    inputs, labels = torch.from_numpy(encode(schema, columns)), torch.from_numpy(y)
     counts = np.bincount(y)
     ratio = counts.max() / counts[counts > 0].min()
-    return Pooled(
-        Samples(inputs[train], labels[train]),
-        Samples(inputs[test], labels[test]),
+    return published_table(
+        "unsw", SCHEMA, frame, y, str(folder), "minmax", test_fraction, seed,
         classes=CLASSES,
-        name="unsw",
         model="cnn_lstm",
-        validation=3 / 17,
-        preprocessing=schema.to_dict(),
         notes=(f"official files: {' + '.join(wanted)}, {len(y):,} rows, imbalance {ratio:.0f}",),
-    )
+    )  # fmt: skip
 
 
 def _frames(folder: Path) -> dict[str, pd.DataFrame]:

@@ -67,10 +67,10 @@ def digits(imbalance: float = 20.0, test_fraction: float = 0.3, seed: int = 0) -
     y = np.asarray(raw.target, dtype=np.int64)
     train, test = stratified_holdout(y, np.arange(len(y)), test_fraction, generator(seed, "digits/test"))
     train = train[long_tail_index(y[train], imbalance, n_classes=10, seed=seed)]
-    labels = torch.as_tensor(y)
+    samples = Samples(x, torch.as_tensor(y))
     return Pooled(
-        Samples(x[train], labels[train]),
-        Samples(x[test], labels[test]),
+        samples.take(train),
+        samples.take(test),
         classes=tuple(str(c) for c in range(10)),
         name="digits",
         transform=Transform(scale=1 / 16, mean=(0.3,), std=(0.38,)),
