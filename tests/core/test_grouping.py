@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtail.core.grouping import group_classes, within_group_scatter
-from fedtail.core.resampling import resampled_proportions
+from fedtail.core.grouping import group_classes
 from fedtail.data.sets import long_tail_counts
 from fedtail.errors import FedtailError
+from tests.core.closed_forms import resampled_proportions, within_group_scatter
 
 # Few distinct values, so that ties are common.
 vectors = st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.2, 0.3, 0.5, 1.0, 2.0]), min_size=1, max_size=9).filter(any)

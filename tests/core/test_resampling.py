@@ -7,10 +7,10 @@ from fedtail.core.resampling import (
     replication_factors,
     resample_epoch,
     resampled_counts,
-    resampled_proportions,
 )
 from fedtail.data.sets import long_tail_counts
 from fedtail.errors import FedtailError
+from tests.core.closed_forms import resampled_proportions
 
 counts_lists = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
 rates = st.floats(0, 1.5)

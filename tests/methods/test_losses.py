@@ -13,11 +13,11 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.resampling import resampled_proportions
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, Batch, ClassBalanced, Focal, LocalRun, LogitAdjustment, Method, WeightedCE
 from fedtail.methods.logit_adjustment import MASKED
 from fedtail_experiments.methods.grw import GRW
+from tests.core.closed_forms import resampled_proportions
 from tests.methods.federations import problem, train
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.1, 0.2, -0.3], [-4.0, 3.0, 1.0], [1.5, 1.5, 1.5]])

@@ -54,12 +54,6 @@ def group_classes(proportions: ArrayLike, n_groups: int = 2, *, dispersion: str 
     return groups
 
 
-def within_group_scatter(proportions: ArrayLike, groups: ArrayLike) -> float:
-    """J = sum_h sum_{c in G_h} (q_c - mu_h)^2 over the classes that have samples."""
-    q, g = np.asarray(proportions, dtype=np.float64), np.asarray(groups)
-    return float(sum(((q[m] - q[m].mean()) ** 2).sum() for h in np.unique(g) if (m := (g == h) & (q > 0)).any()))
-
-
 def _cuts(values: np.ndarray, n_groups: int, dispersion: str) -> list[int]:
     """Positions of the H - 1 cuts of ``values``, which are positive and in descending order."""
     n = values.size

@@ -52,14 +52,6 @@ def _copies(counts: bytes, rate: float) -> tuple[np.ndarray, np.ndarray]:
     return whole, np.rint(n * (factors - whole)).astype(np.int64)
 
 
-def resampled_proportions(counts: ArrayLike, rate: float) -> np.ndarray:
-    """(C,) closed form q_c^(1-r) / sum_s q_s^(1-r); 0 for absent classes."""
-    n = np.asarray(counts, dtype=np.float64)
-    q = np.zeros_like(n)
-    q[n > 0] = n[n > 0] ** (1.0 - rate)
-    return q / q.sum() if q.sum() > 0 else q
-
-
 def resample_epoch(
     labels: np.ndarray,
     rate: float,
