@@ -17,6 +17,9 @@ __all__ = ["AverageDraws", "FlatModel", "copy_module", "couples_samples", "has_b
 
 TRIED, COUPLED = 8, 1e-4
 """Samples on which it is tried whether they influence each other, and the relative difference that shows it."""
+JITTER = 0.1
+"""What is added to every weight where something is tried, as a share of its layer's standard deviation (or of 1, where
+all are alike): a layer that begins at 0 hides what lies before it."""
 
 
 class AverageDraws(TorchDispatchMode):
@@ -37,6 +40,13 @@ class AverageDraws(TorchDispatchMode):
         return out
 
 
+def jitter(weights: Iterable[Tensor], draws: torch.Generator) -> None:
+    """Move weights at random, in place, so that none is 0."""
+    for part in weights:
+        spread = float(part.std()) if part.numel() > 1 else 0.0
+        part.add_(torch.randn(part.shape, generator=draws).to(part), alpha=JITTER * (spread or 1.0))
+
+
 def couples_samples(module: nn.Module, sample_shape: Sequence[int]) -> bool:
     """Whether samples of a training batch influence each other, by statistics of the batch or in any other way: tried
     on a few inputs, with weights of which none is 0."""
@@ -44,9 +54,7 @@ def couples_samples(module: nn.Module, sample_shape: Sequence[int]) -> bool:
     x = torch.rand(TRIED, *sample_shape, generator=draws).to(next(trial.parameters()).device)
     half = TRIED // 2
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
-        for p in trial.parameters():
-            spread = float(p.std()) if p.numel() > 1 else 0.0
-            p.add_(torch.randn(p.shape, generator=draws).to(p), alpha=0.1 * (spread or 1.0))
+        jitter(trial.parameters(), draws)
         try:
             whole, part = trial(x)[:half], trial(x[:half])
             if not torch.equal(whole, trial(x)[:half]):  # it draws; a mode of torch's loads its compiler, for seconds

@@ -24,7 +24,7 @@ from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.device import check_device
-from fedtail.models.flat import AverageDraws, FlatModel, copy_module
+from fedtail.models.flat import AverageDraws, FlatModel, copy_module, jitter
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.plan import batch_of
@@ -104,9 +104,6 @@ BATCH = 4
 SIZES = (6, 3)
 """Samples of the two clients: batches of 4, 2 and 3."""
 LR = 0.05
-JITTER = 0.1
-"""What is added to every weight, as a share of its layer's standard deviation (or of 1, where all are alike): a layer
-that begins at 0 hides what lies before it."""
 AGREES = 5e-3
 """Relative difference that is rounding. Batches that leak into each other are off by .01 and more."""
 TURNS = 3
@@ -231,7 +228,8 @@ def _on_cpu(settings: Settings) -> Settings:
 def _task(engine: ReferenceSimulator, method: Method, settings: Settings) -> Task:
     """A round of both clients, with what the method's server has to say."""
     model, f = engine.model, engine.federation
-    x, draws = _jittered(model), torch.Generator().manual_seed(1)
+    x, draws = model.vector.clone(), torch.Generator().manual_seed(1)
+    jitter(x[: model.n_params].split([int(np.prod(s)) for s in model.shapes]), torch.Generator().manual_seed(0))
     weights = engine.sizes / engine.sizes.sum()
 
     def auxiliary(x: Tensor) -> Tensor:
@@ -251,14 +249,6 @@ def _task(engine: ReferenceSimulator, method: Method, settings: Settings) -> Tas
         messages={k: m for k in clients if (m := method.message(state, k))},
         weights=weights,
     )
-
-
-def _jittered(model: FlatModel) -> Tensor:
-    x, draws = model.vector.clone(), torch.Generator().manual_seed(0)
-    for part in x[: model.n_params].split([int(np.prod(s)) for s in model.shapes]):
-        spread = float(part.std()) if part.numel() > 1 else 0.0
-        part.add_(torch.randn(part.shape, generator=draws), alpha=JITTER * (spread or 1.0))
-    return x
 
 
 def _outcome(engine: Engine, task: Task) -> Outcome:
