@@ -234,7 +234,7 @@ def test_a_race_compares_by_loss_and_order_and_by_what_is_told_of_them(precision
         "balanced_loss": np.array([0.40, 0.38]) if told else np.full(2, np.nan),
         "pr_auc": np.array(precision),
     }
-    monkeypatch.setattr(search, "_values", lambda *given: {m: values[m] for m in given[4:]})
+    monkeypatch.setattr(search, "_values", lambda *given: {m: values[m] for m in given[3:]})
     problem: Any = SimpleNamespace()
     found, shown = search.race_values(problem, Settings.of(metric="macro_f1"), None, np.arange(2))  # type: ignore[arg-type]
     assert int(np.argmax(found)) == winner

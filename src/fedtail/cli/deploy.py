@@ -10,7 +10,7 @@ import typer
 
 from fedtail.cli import deploy_view as view
 from fedtail.cli.evaluate import print_evaluation
-from fedtail.cli.monitor import STATE, begin, look_at
+from fedtail.cli.monitor import STATE, LookName, Reference, begin, look_at
 from fedtail.cli.options import Arguments, Json, RunFolder, split_arguments
 from fedtail.cli.progress import Stopped, console
 from fedtail.core.scores import Scores
@@ -246,11 +246,8 @@ def evaluate(deployment: On, run: RunFolder, as_json: Json = False) -> None:
 def monitor(
     deployment: On,
     run: RunFolder,
-    reference: Annotated[
-        bool,
-        typer.Option("--reference", help="Begin: labelled rows, not trained on, are what later ones compare to."),
-    ] = False,
-    name: Annotated[str, typer.Option(help="Name of this look, such as 2026-11; default: its number.")] = "",
+    reference: Reference = False,
+    name: LookName = "",
     as_json: Json = False,
 ) -> None:
     """Look whether a trained model still fits new rows of all sites, with or without labels; made for a scheduler.

@@ -22,6 +22,10 @@ from fedtail.runs.recalibrate import keep, recalibrate
 from fedtail.runs.saved import load_model
 from fedtail.words import fixed, percent
 
+Reference = Annotated[
+    bool, typer.Option("--reference", help="Begin: labelled rows, not trained on, are what later ones compare to.")
+]
+LookName = Annotated[str, typer.Option(help="Name of this look, such as 2026-11; default: its number.")]
 STATE = "monitor.json"
 CHANGED = 3
 """Exit code where something has changed."""
@@ -30,14 +34,11 @@ CHANGED = 3
 def monitor(
     data: Data,
     model: Model,
-    reference: Annotated[
-        bool,
-        typer.Option("--reference", help="Begin: these labelled rows, not trained on, are what later ones compare to."),
-    ] = False,
+    reference: Reference = False,
     state: Annotated[
         Path | None, typer.Option(help="File that remembers all looks; default: monitor.json in the run folder.")
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of this look, such as 2026-11; default: its number.")] = "",
+    name: LookName = "",
     label: Label = None,
     site: Site = None,
     allow_code: AllowCode = False,

@@ -113,7 +113,7 @@ def select(
 
 def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:
     """(N,) the metric of every candidate, from counts summed over all validating clients or from the server's set."""
-    return _values(problem, settings, candidates, present, settings.run.metric)[settings.run.metric]
+    return _values(problem, candidates, present, settings.run.metric)[settings.run.metric]
 
 
 def values_of(problem: Problem, settings: Settings, models: Sequence[Tensor]) -> np.ndarray:
@@ -121,7 +121,7 @@ def values_of(problem: Problem, settings: Settings, models: Sequence[Tensor]) ->
     metric = settings.run.metric
     every = np.arange(problem.engine.n_clients)
     try:
-        return _values(problem, settings, separate_candidates(models), every, metric)[metric]
+        return _values(problem, separate_candidates(models), every, metric)[metric]
     except NoValidationError:
         return np.full(len(models), np.nan)
 
@@ -142,15 +142,13 @@ def race_values(
     if not smooth:
         rewards = rewards_of(problem, settings, candidates, present)
         return rewards, {"reward": rewards}
-    values = _values(problem, settings, candidates, present, run.metric, *smooth)
+    values = _values(problem, candidates, present, run.metric, *smooth)
     known = [m for m in smooth if np.isfinite(values[m]).all()] or [run.metric]
     shown = {m: values[m] if METRICS[m].higher_is_better else 1 / values[m] - 1 for m in smooth if m in known}
     return np.sum([WEIGHTS.get(m, 1.0) * values[m] for m in known], axis=0), {"reward": values[run.metric], **shown}
 
 
-def _values(
-    problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray, *metrics: str
-) -> dict[str, np.ndarray]:
+def _values(problem: Problem, candidates: Candidates, present: np.ndarray, *metrics: str) -> dict[str, np.ndarray]:
     """(N,) each metric of every candidate as ``core.metrics.reward`` has it."""
     clients = present.tolist()
     held = problem.holdout
