@@ -169,6 +169,16 @@ def test_ranks_have_intervals_and_say_who_is_alike(tmp_path: Path) -> None:
         rank_submissions([fewer, replace(bad, rows=[r for r in bad.rows if r.set == "unsw"])])
 
 
+def test_intervals_are_as_wide_as_the_unbiased_spread_of_few_seeds_says() -> None:
+    turns = [0.5, 0.7, 0.7, 0.5, 0.7]
+    board = rank_submissions([made("One", {"adult": turns}), made("Two", {"adult": [0.6] * 5})])
+    ranks = np.where(np.array(turns) > 0.6, 1.0, 2.0)
+    stretched = 5 / 4
+    for p in board.places:
+        assert p.high - p.low == pytest.approx(0.8 * np.sqrt(stretched), abs=0.02), "of draws alone: .8"
+    assert board.places[0].rank == ranks.mean()
+
+
 def test_bad_submissions_and_words_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match="it has no"):
         read_submission(tmp_path)

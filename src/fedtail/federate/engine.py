@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import DIVERGED, Measurement, Refusal, Task, Tensors, Update
-from fedtail.core.robust import capped, fair_share
+from fedtail.core.robust import fairly
 from fedtail.core.scores import ONE, Scores
 from fedtail.core.totals import total
 from fedtail.data.federation import Samples
@@ -262,7 +262,7 @@ class RemoteEngine:
         """The sum, to which nobody adds more than a fair share of the samples: their number is what a site says."""
         if self.real:
             sizes = np.array([self.validation_sizes[k] for k in counts], dtype=np.float64)
-            kept = capped(sizes, fair_share(int((sizes > 0).sum())))
+            kept = fairly(sizes)
             scale = dict(zip(counts, kept / np.maximum(sizes, 1), strict=True))
             small = {k: np.floor(v * scale[k]).astype(np.int64) for k, v in counts.items() if scale[k] < 1 - 1e-9}
             counts = {**counts, **{k: v for k, v in small.items() if self.validation_sizes[k]}}

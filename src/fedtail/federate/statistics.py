@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.robust import capped, fair_share
+from fedtail.core.robust import fairly
 from fedtail.core.totals import COUNTS, Totals
 from fedtail.data.tables.schema import TableSchema
 from fedtail.data.tables.sketch import (
@@ -219,7 +219,7 @@ def agree_on_preprocessing(
 def fair(sites: Sequence[np.ndarray]) -> list[np.ndarray]:
     """(columns, BINS) counts of each site, in no column more than a fair share."""
     sizes = np.array([counts.sum(axis=1, dtype=np.float64) for counts in sites])
-    kept = np.stack([capped(column, fair_share(int((column > 0).sum()))) for column in sizes.T], axis=1)
+    kept = np.stack([fairly(column) for column in sizes.T], axis=1)
     return [
         np.floor(counts * (now / np.maximum(before, 1))[:, None]).astype(np.int64) if (now < before).any() else counts
         for counts, now, before in zip(sites, kept, sizes, strict=True)
