@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_a_recall_that_silences_a_rarer_class_is_the_verdict_of_the_run(wide: Fe
     lost = np.flatnonzero((found[0] > 0) & (found[1] == 0))
     assert lost.size and all(repr(wide.classes[c]) in result.verdict.said for c in lost)
     assert result.verdict.said in repr(result)
+
+
+@pytest.mark.parametrize("scope", ["global", "site"])
+def test_a_recall_without_a_validation_case_calls_nothing_by_it_and_is_the_verdict(
+    wide: Federation, scope: str
+) -> None:
+    rare, y = wide.classes[-1], wide.pool.y.numpy()
+    none = replace(wide, validation=tuple(rows[y[rows] != len(wide.classes) - 1] for rows in wide.validation))
+    goal = {"goal": "recall", "find": rare, "scope": scope}
+    result = ft.fit(none, "mlp", "fedavg", decision=goal, **OPTIONS)
+    assert result.decision.target is None and result.confusion[:-1, -1].sum() < 0.5 * result.confusion[:-1].sum()
+    assert result.verdict is not None and result.verdict.kind == "unpromised"
+    assert f"no validation sample is of {rare!r}" in result.verdict.line() and "validation=0.3" in result.verdict.line()
 
 
 def test_each_site_decides_for_itself_and_the_model_remembers(wide: Federation, tmp_path: Path) -> None:

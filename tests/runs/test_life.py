@@ -326,6 +326,11 @@ def test_a_new_class_mix_found_without_labels_leaves_what_a_threshold_finds_as_i
     assert (before == refit.answers(refit.probabilities(new.raw))).mean() > 0.99
 
 
+def test_a_promise_is_not_found_anew_on_rows_without_a_case(model: SavedModel) -> None:
+    with pytest.raises(FedtailError, match=r"0 cases of 'rare'.*80 %.*with 11 cases or more"):
+        recalibrate(judge(model, rows(400, 7, rare=0.0)))
+
+
 def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model: SavedModel) -> None:
     many = rows(3000, 8, rare=0.4)
     plain = replace(judge(model, many), decision=Decision())

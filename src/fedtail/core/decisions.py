@@ -101,7 +101,9 @@ class Decision:
         return np.array([np.inf if t is None else t if t > TINY else TINY / 2 for t in self.thresholds])
 
     def with_promise(self, target: int, promise: Promise, n_classes: int) -> Decision:
-        """Return the decision with the threshold that keeps a promise."""
+        """Return the decision with the threshold that keeps a promise; of no cases none does, and it stays as it is."""
+        if not promise.positives:
+            return self
         return replace(self.with_threshold(target, promise.threshold, n_classes), promise=promise)
 
     def with_sets(self, scores: Scores) -> Decision:
@@ -196,7 +198,8 @@ class SiteGoal:
     def _found(self, p: np.ndarray, y: np.ndarray) -> Decision:
         """The threshold that keeps the promise at this site, where its own samples suffice; else the common one."""
         target = self.common.target
-        assert target is not None
+        if target is None:  # for no site had a case
+            return self.common
         scores = Scores.of(p, y, tempered=False)
         own = promise_recall(scores.bins[target], self.recall, self.confidence)
         decision = self.common.with_promise(target, own, p.shape[1]) if own.kept else replace(self.common, promise=None)

@@ -15,13 +15,14 @@ import numpy as np
 
 from fedtail.core.decisions import ENOUGH, Decision, class_shares
 from fedtail.core.metrics import summarize
-from fedtail.core.promise import promise_recall
+from fedtail.core.promise import promise_recall, samples_needed
 from fedtail.core.scores import BINS, Scores, bin_edges
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
 from fedtail.runs.decide import best_power, calibrated
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import Seen, Watch, count
+from fedtail.words import percent
 
 BEFORE = "decision-before.json"
 
@@ -60,6 +61,12 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
     ask: returns the counts of all labelled rows under a decision, such as sums over sites.
     """
     before = ask(old)
+    if old.target is not None and old.promise is not None and not before.confusion[old.target].sum():
+        n = samples_needed(old.promise.wanted, old.promise.confidence)
+        raise FedtailError(
+            f"these rows hold 0 cases of {classes[old.target]!r}, whose recall of {percent(old.promise.wanted)} is "
+            f"promised; give labelled rows with {n} cases or more, or rows without labels to move the class mix alone"
+        )
     how = "vector" if before.confusion.sum(1).min() >= ENOUGH else "temperature"
     new, scores = calibrated(ask, how, before, replace(old, promise=None, sets=()))
     if old.target is not None and old.promise is not None:

@@ -239,7 +239,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         titles=titles_of(problem),
         about=about,
         settings=settings,
-        verdict=verdict(test, confusion, floor, state.history, about.classes, settings, n_validation, plainly),
+        verdict=verdict(test, confusion, floor, state.history, about.classes, settings, n_validation, plainly, common),
     )
 
 

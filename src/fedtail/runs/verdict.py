@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.core.decisions import Decision
 from fedtail.runs.config import parse_value
 from fedtail.settings import WHOLE_SECTIONS, Settings
 from fedtail.words import listing
@@ -37,7 +38,7 @@ class Verdict:
     """What is wrong with a run that finished."""
 
     kind: str
-    """``diverged``, ``one class``, ``floor``, ``still``, ``silenced``, ``never`` or ``rising``."""
+    """``diverged``, ``unpromised``, ``one class``, ``floor``, ``still``, ``silenced``, ``never`` or ``rising``."""
     said: str
     """What happened, and why that is likely."""
     change: str
@@ -70,18 +71,23 @@ def verdict(
     settings: Settings,
     n_validation: int = 0,
     before: np.ndarray | None = None,
+    decision: Decision | None = None,
 ) -> Verdict | None:
     """What is wrong with a run, the gravest first; None if nothing is.
 
     confusion: (C, C) of the chosen model on the test set; less where sites reveal totals only, and then only what the
     history tells is judged. ``n_validation`` are the samples of all validation splits. before: (C, C) of the likeliest
-    class, where a decision makes other answers.
+    class, where a decision makes other answers. decision: what was found for the settings.
     """
     (why, change), losses = _advice(settings, len(history)), [float(r["train_loss"]) for r in history]
     if exploded := _diverged(history, losses):
         low = "" if settings.local.lr == "auto" else f"local.lr={float(settings.local.lr) / 10:g}"
         return Verdict("diverged", f"training diverged: {exploded}; the learning rate is probably too high", low)
     goal = settings.decision.goal
+    if goal == "recall" and decision is not None and decision.target is None:
+        said = f"no validation sample is of {settings.decision.find!r}, so goal 'recall' has no threshold to find it by"
+        more = 0.3 if (settings.data.validation or 0.0) < 0.3 else 0.5
+        return Verdict("unpromised", f"{said}: answers are the likeliest class", f"data.validation={more}")
     if before is not None and (lost := _silenced(before, confusion, classes)):
         other = "balanced_accuracy" if goal != "balanced_accuracy" else "macro_f1"
         said = f"the decision (goal {goal!r}) finds nothing of {lost}"
