@@ -36,8 +36,8 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent: ``52 %``, ``0.012 %``."""
-    return f"{100 * share:.3g} %"
+    """Return a share in percent: ``52 %``, ``0.15 %``, ``less than 0.1 %``."""
+    return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.3g} %"
 
 
 def plural(count: float, one: str, many: str = "") -> str:

@@ -19,6 +19,7 @@ from fedtail.runs.judged import Judged, judge
 from fedtail.runs.monitor import ALPHA, GRADES, Look, Seen, Watch, count
 from fedtail.runs.recalibrate import keep, recalibrate
 from fedtail.runs.saved import SavedModel, load_model
+from fedtail.words import percent
 
 SITES = ("north", "south", "west")
 
@@ -341,6 +342,34 @@ def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model:
     assert abs(after.p[:, 0].mean() - 0.4) < abs(plain.p[:, 0].mean() - 0.4)
     with pytest.raises(FedtailError, match="no labels"):
         recalibrate(replace(plain, y=None))
+
+
+def test_few_rows_are_no_reference_and_tell_no_class_mix(model: SavedModel) -> None:
+    with pytest.raises(FedtailError, match=r"3 labelled rows of 1 class cannot.*give 20 rows of two classes"):
+        Watch.begin(judge(model, rows(3, 6, rare=0.0)))
+    with pytest.raises(FedtailError, match="200 labelled rows of 1 class cannot"):
+        Watch.begin(judge(model, rows(200, 6, rare=0.0)))
+    new, few = replace(judge(model, rows(100, 8)), y=None), Watch.begin(judge(model, rows(100, 6)))
+    with pytest.raises(FedtailError, match=r"after \d+ reference cases of 'rare'.*takes 20 reference cases of each"):
+        recalibrate(new, few)
+    watch = Watch.begin(judge(model, rows(2000, 6)))
+    cases = int((judge(model, rows(2000, 6)).y == 0).sum())
+    needed = -(-20 * 2000 // cases)
+    with pytest.raises(FedtailError, match=rf"100 rows without labels.*here {needed} rows or more"):
+        recalibrate(new, watch)
+    assert recalibrate(replace(judge(model, rows(needed, 8)), y=None), watch).mix
+
+
+def test_a_share_is_never_told_by_an_exponent() -> None:
+    shares = {
+        0.0: "0 %",
+        3e-15: "less than 0.1 %",
+        0.0009: "less than 0.1 %",
+        0.0015: "0.15 %",
+        0.52: "52 %",
+        1: "100 %",
+    }
+    assert {share: percent(share) for share in shares} == shares
 
 
 def test_the_paths_of_trees_explain_their_scores_exactly() -> None:

@@ -20,13 +20,13 @@ import pandas as pd
 from fedtail.core.decisions import Decision
 from fedtail.core.evidence import wilson
 from fedtail.core.scores import ONE
-from fedtail.core.shift import cell_density, class_mix, drift_p, evidence_of_loss, prior_weights, spent, tail
+from fedtail.core.shift import PRIOR, cell_density, class_mix, drift_p, evidence_of_loss, prior_weights, spent, tail
 from fedtail.core.totals import Counts
 from fedtail.data.inputs import saved_schema
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
-from fedtail.words import percent
+from fedtail.words import percent, plural
 
 ALPHA = 0.05
 """Chance that anything is ever reported although nothing has changed: half of it for tests without labels, a quarter
@@ -173,6 +173,12 @@ class Watch:
         find, recall = promised or (None, 0.0)
         if find is not None and find not in classes:
             raise FedtailError(f"there is no class {find!r}; the model has {', '.join(classes)}")
+        n, c = int(reference.truth.sum()), int(reference.truth.any((1, 2)).sum())
+        if n < PRIOR or c < 2:
+            raise FedtailError(
+                f"{plural(n, 'labelled row')} of {plural(c, 'class', 'classes')} cannot be a reference; give {PRIOR:g} "
+                f"rows of two classes or more, and {PRIOR:g} of each class for a class mix without labels later"
+            )
         schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
         columns = schema.columns if schema is not None else ()
         names = [column.name for column in columns for _ in range(column.width)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from fedtail.core.decisions import ENOUGH, Decision, class_shares
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall, samples_needed
 from fedtail.core.scores import BINS, Scores, bin_edges
+from fedtail.core.shift import PRIOR
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
 from fedtail.runs.decide import best_power, calibrated
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import Seen, Watch, count
-from fedtail.words import percent
+from fedtail.words import percent, plural
 
 BEFORE = "decision-before.json"
 
@@ -85,7 +87,19 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
 
 
 def move_mix(old: Decision, watch: Watch, seen: Seen) -> Recalibrated:
-    """Correct probabilities for the class mix of new rows, which have no labels."""
+    """Correct probabilities for the class mix of new rows, which have no labels.
+
+    It takes ``PRIOR`` reference cases of each class, as of fewer its density is belief more than counts, and rows that
+    would hold as many had nothing changed: of fewer, that none is rare may be luck.
+    """
+    cases = watch.reference.truth.sum((1, 2))
+    few, needed = int(cases.argmin()), ceil(PRIOR * cases.sum() / max(cases.min(), 1))
+    if cases[few] < PRIOR or seen.n < needed:
+        raise FedtailError(
+            f"{plural(seen.n, 'row')} without labels, after {plural(int(cases[few]), 'reference case')} of "
+            f"{watch.classes[few]!r}, cannot tell the class mix; it takes {PRIOR:g} reference cases of each class "
+            f"(fedtail monitor --reference) and here {needed:,} rows or more; or name the label column"
+        )
     mix = watch.mix(seen)
     moved = np.log(np.maximum(mix, 1e-6) / watch.shares) + np.log(watch.weights)
     bias = moved + (np.asarray(old.bias) if old.bias else 0.0)
