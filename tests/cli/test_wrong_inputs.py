@@ -164,6 +164,8 @@ run $T data.categories=sit :: no column 'sit' for 'categories'; did you mean 'si
 run $T data.numbers=road :: data.numbers names column 'road'; 'a'; leave it out
 run $T data.test=gone.csv :: 'gone.csv' does not exist
 run $T data.test_fraction=1.5 :: data.test_fraction = 1.5; [0, 1)
+run $T data.test=t.csv data.test_fraction=0.3 :: data.test_fraction = 0.3 has no effect; data.test
+run --table t.csv --label y data.min_samples=2000 :: 319 samples over 5 clients; 2000 samples; smaller min_samples
 run $T data.validation=2 :: data.validation = 2; [0, 1)
 run $T data.pieces=-1 :: data.pieces = -1; [0, 256]
 run $T data.max_levels=0 :: data.max_levels = 0 must be at least 2
@@ -228,6 +230,7 @@ predict t.csv --model runs/net --site north :: no per-site decisions; decision.s
 predict t.csv --run runs/net --threshold rare :: --threshold 'rare'; CLASS=PROBABILITY; rare=0.2
 predict t.csv --run runs/net --threshold rare=2 :: '2' is not a probability; rare=0.2
 predict t.csv --run runs/net --threshold rare=high :: 'high' is not a probability; rare=0.2
+predict t.csv --run runs/net --threshold rare=0.2 --threshold rare=0.9 :: 'rare' has another; one per class
 predict t.csv --run runs/net --threshold foo=0.5 :: no class 'foo'; rare, usual
 predict t.csv --run runs/net --decision gone.json :: 'gone.json' cannot be read
 predict t.csv --run runs/net --decision x.json :: 'x.json' is not a decision; the site's own file

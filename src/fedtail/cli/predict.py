@@ -98,6 +98,8 @@ def decided(model: SavedModel, file: Path | None, thresholds: Sequence[str]) -> 
             raise FedtailError(f"--threshold {text!r} is not of the form CLASS=PROBABILITY; use e.g. {text}=0.2")
         if name not in model.classes:
             raise one_of("class", name, model.classes, lead="there is no")
+        if sum(other.rpartition("=")[0] == name for other in thresholds) > 1:
+            raise FedtailError(f"--threshold {text!r}: {name!r} has another already; give one per class")
         try:
             number = float(value)
         except ValueError:

@@ -191,7 +191,8 @@ def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
 
 
 def _per_class(y: np.ndarray, k: int, alpha: float, min_samples: int, rng: np.random.Generator) -> list[np.ndarray]:
-    need = min(min_samples, max(1, len(y) // (2 * k)))
+    usual = DataSettings.model_fields["min_samples"].default  # which small data need not reach
+    need = min_samples if min_samples != usual else min(usual, max(1, len(y) // (2 * k)))
     members = [np.flatnonzero(y == c) for c in np.unique(y)]
     owner = np.empty(len(y), dtype=np.int64)
     for _ in range(DRAWS):

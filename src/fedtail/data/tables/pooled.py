@@ -23,6 +23,7 @@ from fedtail.data.tables.sketch import fit_cuts, fit_schema, moments_of, sketch_
 from fedtail.errors import FedtailError, check_range
 from fedtail.words import listing
 
+HELD = 0.2
 MANY_SITES = 100
 """From this many sites on, a column that gives half of them one row is refused."""
 
@@ -34,7 +35,7 @@ def table(
     site: str | None = None,
     cluster: str | None = None,
     test: str | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float = HELD,
     exclude: Sequence[str] | str = (),
     categories: Sequence[str] | str = (),
     numbers: Sequence[str] | str = (),
@@ -84,7 +85,7 @@ def table_from_frame(
     *,
     cluster: Hashable = None,
     test: pd.DataFrame | Table | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float = HELD,
     classes: Sequence[str] | None = None,
     schema: TableSchema | None = None,
     seed: int = 0,
@@ -98,6 +99,10 @@ def table_from_frame(
             ``pieces``.
     """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
+    if test is not None and test_fraction != HELD:
+        raise FedtailError(
+            f"data.test_fraction = {test_fraction:g} has no effect beside data.test; leave out one of them"
+        )
     said = Choices(**choices)
     source = frame if isinstance(frame, Table) else from_frame(frame)
     where, notes = f"table {source.name!r}", list(source.notes)
