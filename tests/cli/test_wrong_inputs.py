@@ -186,6 +186,7 @@ compare --method fedavg :: '--method'; '--methods'
 compare --methods fedavg,fedavgg :: did you mean 'fedavg'
 compare --methods '' :: no method given; fedtail methods
 compare --methods fedavg+nope :: rate strategy 'nope'; fedhoo
+compare --methods fedavg,trees+fedhoo :: rates.name = 'fedhoo'; method.power; leave it out
 compare --seeds 0 :: '--seeds'; x>=1
 compare --lrs 0.1,x :: --lrs '0.1,x'; positive numbers; 0.4,0.2,0.1
 compare --lrs 0 :: --lrs '0'; positive numbers

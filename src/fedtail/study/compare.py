@@ -19,6 +19,7 @@ from fedtail.rates import RATES
 from fedtail.runs.build import build_federation, prepare
 from fedtail.runs.config import load_config
 from fedtail.runs.record import read_history
+from fedtail.runs.trees import check_settings
 from fedtail.settings import NETWORKS_ONLY, Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 
@@ -98,6 +99,8 @@ def method_configs(
             named = {k: v for k, v in named.items() if not k.startswith("rates.")} | {"rates.name": rates}
         config = load_config(path, [*kept, *own.get(name, [])], named, suggest=True)
         METHODS.build(name, **config.method.options)  # a bad value is known before the first run
+        if name == "trees":
+            check_settings(config)
         out[label] = config
     return out
 
