@@ -59,8 +59,7 @@ class DataSettings(Named):
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
-    """Minimum number of samples per client; ``dirichlet`` redraws until every client has that many. The default
-    gives way where samples are few."""
+    """Least samples per client: ``dirichlet`` redraws until all have so many. The default yields to small data."""
     validation: float | None = Field(None, ge=0, lt=1)
     """Fraction of each client's samples held out as its private validation split; defaults to the data set's own value
     (usually 0.1)."""

@@ -175,9 +175,11 @@ class Watch:
             raise FedtailError(f"there is no class {find!r}; the model has {', '.join(classes)}")
         n, c = int(reference.truth.sum()), int(reference.truth.any((1, 2)).sum())
         if n < PRIOR or c < 2:
+            rows = (
+                f"{plural(n, 'labelled row')} of {plural(c, 'class', 'classes')} cannot be a reference; give {PRIOR:g}"
+            )
             raise FedtailError(
-                f"{plural(n, 'labelled row')} of {plural(c, 'class', 'classes')} cannot be a reference; give {PRIOR:g} "
-                f"rows of two classes or more, and {PRIOR:g} of each class for a class mix without labels later"
+                f"{rows} of two classes or more, and {PRIOR:g} of each to find a class mix without labels"
             )
         schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
         columns = schema.columns if schema is not None else ()

@@ -24,7 +24,6 @@ from fedtail.files import write_atomically
 from fedtail.runs.decide import best_power, calibrated
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import Seen, Watch, count
-from fedtail.words import percent, plural
 
 BEFORE = "decision-before.json"
 
@@ -65,10 +64,8 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
     before = ask(old)
     if old.target is not None and old.promise is not None and not before.confusion[old.target].sum():
         n = samples_needed(old.promise.wanted, old.promise.confidence)
-        raise FedtailError(
-            f"these rows hold 0 cases of {classes[old.target]!r}, whose recall of {percent(old.promise.wanted)} is "
-            f"promised; give labelled rows with {n} cases or more, or rows without labels to move the class mix alone"
-        )
+        who = f"{classes[old.target]!r}, whose recall is promised"
+        raise FedtailError(f"these rows hold 0 cases of {who}; give {n} cases or more, or rows without labels")
     how = "vector" if before.confusion.sum(1).min() >= ENOUGH else "temperature"
     new, scores = calibrated(ask, how, before, replace(old, promise=None, sets=()))
     if old.target is not None and old.promise is not None:
@@ -95,11 +92,9 @@ def move_mix(old: Decision, watch: Watch, seen: Seen) -> Recalibrated:
     cases = watch.reference.truth.sum((1, 2))
     few, needed = int(cases.argmin()), ceil(PRIOR * cases.sum() / max(cases.min(), 1))
     if cases[few] < PRIOR or seen.n < needed:
-        raise FedtailError(
-            f"{plural(seen.n, 'row')} without labels, after {plural(int(cases[few]), 'reference case')} of "
-            f"{watch.classes[few]!r}, cannot tell the class mix; it takes {PRIOR:g} reference cases of each class "
-            f"(fedtail monitor --reference) and here {needed:,} rows or more; or name the label column"
-        )
+        who = f"{seen.n:,} rows without labels, and {cases[few]:,} reference cases of {watch.classes[few]!r}"
+        takes = f"{PRIOR:g} reference cases of each class (fedtail monitor --reference) and here {needed:,} rows"
+        raise FedtailError(f"{who}, cannot tell a class mix; it takes {takes}; or name the label column")
     mix = watch.mix(seen)
     moved = np.log(np.maximum(mix, 1e-6) / watch.shares) + np.log(watch.weights)
     bias = moved + (np.asarray(old.bias) if old.bias else 0.0)

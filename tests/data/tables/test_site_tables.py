@@ -62,6 +62,14 @@ def test_a_real_site_gets_the_same_rows_from_the_same_functions(folder: Path) ->
     assert np.isclose(temp.mean, raw["temp"].mean()) and np.isclose(temp.std, raw["temp"].std(ddof=0))
 
 
+def test_a_column_that_only_another_site_has_is_ignored_and_said(folder: Path) -> None:
+    site_frame(9).assign(speed=1.5).to_csv(folder / "zagreb.csv", index=False)
+    pool = DATASETS.build("site_tables", path=str(folder), label="fault")
+    assert [n for n in pool.notes if "ignored" in n] == [
+        "site 'zagreb': ignored, since the schema does not have it: column 'speed'"
+    ]
+
+
 def test_a_level_the_schema_lacks_is_encoded_as_none_and_said(folder: Path) -> None:
     site_frame(9).assign(line="C").to_csv(folder / "zagreb.csv", index=False)
     pool = DATASETS.build("site_tables", path=str(folder), label="fault")

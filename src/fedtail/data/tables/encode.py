@@ -86,7 +86,9 @@ def labelled(source: Table, schema: TableSchema, where: str) -> SiteTable:
     """A table's rows under a schema; those without a label leave the table, which is noted."""
     need_column("label", schema.label, list(source.frame.columns), where)
     y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
-    notes = list(source.notes)
+    notes, known = list(source.notes), {schema.label, schema.site, *schema.left_out, *(c.name for c in schema.columns)}
+    if extra := [repr(name) for name in source.frame.columns if name not in known]:
+        notes.append(f"ignored, since the schema does not have it: column {listing(extra)}")
     if (y < 0).any():
         notes.append(f"{int((y < 0).sum()):,} of {len(y):,} rows left out: no {schema.label}")
         source.frame, y = source.frame[y >= 0], y[y >= 0]
