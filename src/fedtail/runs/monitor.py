@@ -175,12 +175,9 @@ class Watch:
             raise FedtailError(f"there is no class {find!r}; the model has {', '.join(classes)}")
         n, c = int(reference.truth.sum()), int(reference.truth.any((1, 2)).sum())
         if n < PRIOR or c < 2:
-            rows = (
-                f"{plural(n, 'labelled row')} of {plural(c, 'class', 'classes')} cannot be a reference; give {PRIOR:g}"
-            )
-            raise FedtailError(
-                f"{rows} of two classes or more, and {PRIOR:g} of each to find a class mix without labels"
-            )
+            who = plural(n, "labelled row") + " of " + plural(c, "class", "classes")
+            least = f"{PRIOR:g} of two classes or more, and {PRIOR:g} of each to find a class mix without labels"
+            raise FedtailError(f"{who} cannot be a reference; give {least}")
         schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
         columns = schema.columns if schema is not None else ()
         names = [column.name for column in columns for _ in range(column.width)]

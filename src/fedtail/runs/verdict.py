@@ -86,8 +86,8 @@ def verdict(
     goal = settings.decision.goal
     if goal == "recall" and decision is not None and decision.target is None:
         said = f"no validation sample is of {settings.decision.find!r}, so goal 'recall' has no threshold to find it by"
-        more = 0.3 if (settings.data.validation or 0.0) < 0.3 else 0.5
-        return Verdict("unpromised", f"{said}: answers are the likeliest class", f"data.validation={more}")
+        more = "data.validation=0.3" if (settings.data.validation or 0.0) < 0.3 else "data.validation=0.5"
+        return Verdict("unpromised", f"{said}: answers are the likeliest class", more)
     if before is not None and (lost := _silenced(before, confusion, classes)):
         other = "balanced_accuracy" if goal != "balanced_accuracy" else "macro_f1"
         said = f"the decision (goal {goal!r}) finds nothing of {lost}"

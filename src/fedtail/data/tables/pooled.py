@@ -24,6 +24,7 @@ from fedtail.errors import FedtailError, check_range
 from fedtail.words import listing
 
 HELD = 0.2
+"""Share of the rows to test on, where no other file has them."""
 MANY_SITES = 100
 """From this many sites on, a column that gives half of them one row is refused."""
 
@@ -100,9 +101,7 @@ def table_from_frame(
     """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
     if test is not None and test_fraction != HELD:
-        raise FedtailError(
-            f"data.test_fraction = {test_fraction:g} has no effect beside data.test; leave out one of them"
-        )
+        raise FedtailError(f"data.test_fraction = {test_fraction:g} has no effect beside data.test; leave one out")
     said = Choices(**choices)
     source = frame if isinstance(frame, Table) else from_frame(frame)
     where, notes = f"table {source.name!r}", list(source.notes)
