@@ -64,12 +64,12 @@ def test_inspect_takes_an_image_folder_and_draws(tmp_path: Path, monkeypatch: py
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(np.full((8, 8), i, dtype=np.uint8)).save(path)
     text = invoke("inspect", "--images", str(tmp_path / "parts"))
-    assert "south lacks bad" in text
+    assert "south lacks bad" in text and "· missing (1 of 2 sites)" in text
 
 
 def test_inspect_shows_thousands_of_sites_in_one_screen() -> None:
     text = invoke("inspect", "blobs", "data.n_max=4000", "--clients", "1000", "--partition", "iid")
-    assert "…" in text and "client 999" in text and len(text.splitlines()) < 50
+    assert "…" in text and "client 999" in text and "·" not in text and len(text.splitlines()) < 50
 
 
 def test_in_a_narrow_terminal_names_give_way_and_figures_do_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_in_a_narrow_terminal_names_give_way_and_figures_do_not(capsys: pytest.C
     clients = [(np.zeros((3000, 2), dtype=np.float32), names[np.arange(3000) % 3]) for _ in long]
     show(inspect(Federation.from_arrays(clients, sites=long)), width=72)
     text = capsys.readouterr().out
-    assert "the site" in text and "2,…" not in text and text.count("2,1") >= 3
+    assert "·" not in text and "the site" in text and "2,…" not in text and text.count("2,1") >= 3
 
 
 def test_inspect_refuses_unknown_names_and_two_sources() -> None:

@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedtail as ft
 from fedtail.errors import FedtailError
+from fedtail.runs.judged import judge
 
 QUICK = {"rounds": 12, "lr": 0.3}
 
@@ -63,8 +64,28 @@ def test_answers_have_the_type_of_the_labels(of, tmp_path: Path) -> None:
     for answers in (result.predict(X), loaded.predict(X), loaded.predict(pd.DataFrame(X, columns=list("0123")))):
         assert (answers == labels).mean() > 0.93 and set(answers) == set(labels)
     assert np.array_equal(result.predict_proba(X[:5]), loaded.predict_proba(X[:5]))
+    assert result.predict(X).dtype.kind == np.asarray(labels).dtype.kind or labels.dtype.kind == "U"
     with pytest.raises(FedtailError, match="already contains a run"):
         result.save(tmp_path / "run")
+
+
+@pytest.mark.parametrize("names", [(" ill", "well "), ("TRUE", "False")])
+def test_names_that_python_gives_are_answered_as_they_are_and_read_from_a_file(names, tmp_path: Path) -> None:
+    labels = np.where(Y, *names)
+    model = ft.fit(X, labels, sites=SITES, **QUICK).model()
+    assert (model.predict(X) == labels).mean() > 0.93 and set(model.classes) == set(names)
+    pd.DataFrame(X, columns=list("0123")).assign(label=labels).to_csv(tmp_path / "t.csv", index=False)
+    assert judge(model, tmp_path / "t.csv", label="label").scores.confusion.trace() > 0.93 * len(X)
+
+
+def test_sites_may_be_the_column_of_a_frame_and_rows_that_lack_columns_are_told_the_tables(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(word=np.where(X[:, 0] > 0, "high", "low"), town=SITES)
+    named, given = (ft.fit(f, Y, sites=s, **QUICK) for f, s in ((frame, "town"), (frame.drop(columns="town"), SITES)))
+    assert named.about.sites == ("north", "south") and np.array_equal(named.x, given.x)
+    with pytest.raises(FedtailError, match="no site column 'twon'; did you mean 'town'"):
+        ft.fit(frame, Y, sites="twon")
+    with pytest.raises(FedtailError, match=r"\(5, 2\) have neither the table's columns \(a, b, c, d, word\) nor its"):
+        named.predict(X[:5, :2])
 
 
 def test_whole_numbers_in_a_file_are_answered_as_pandas_reads_them(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_a_new_class_mix_found_without_labels_leaves_what_a_threshold_finds_as_i
 
 
 def test_a_promise_is_not_found_anew_on_rows_without_a_case(model: SavedModel) -> None:
-    with pytest.raises(FedtailError, match=r"0 cases of 'rare'.*give 11 cases or more"):
+    with pytest.raises(FedtailError, match=r"0 rows are 'rare'.*give 11 cases or more"):
         recalibrate(judge(model, rows(400, 7, rare=0.0)))
 
 

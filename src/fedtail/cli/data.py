@@ -110,9 +110,9 @@ def show(view: Inspection, width: int | None = None) -> None:
     for block in blocks:
         out.print(rich_table(block))
     lacking = [i for i in range(k) if view.missing(i)]
+    dot = f"· missing ({len(lacking):,} of {k:,} sites); " if whole in blocks and (view.table == 0).any() else ""
     lines = [
-        f"* rarest of {view.n_groups} groups at rate {view.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
-        "epoch: samples per epoch after resampling",
+        f"* rarest of {view.n_groups} groups at rate {view.rate:g}; {dot}epoch: samples per epoch after resampling",
         f"label skew {view.skew:.3f} (0: every site has the global class mix; near 1: sites share almost no classes)",
         *(f"  {data.sites[i]} lacks {listing(view.missing(i), 6)}" for i in lacking[:5]),
         *([f"  and {len(lacking) - 5:,} more sites; --json lists all"] if len(lacking) > 5 else []),

@@ -246,7 +246,7 @@ class Federation(Described):
         Args:
             x: (N, ...) inputs. Rows of a table may hold numbers, categories and gaps, and are scaled.
             y: (N,) labels of any type, with which the model will answer.
-            sites: (N,) the site of each row; without it, all rows are one site's.
+            sites: (N,) the site of each row, or the column of a DataFrame; without it, all rows are one site's.
             options: as of ``from_tables``; for inputs that are no rows of a table, as of ``from_arrays``.
         """
         from fedtail.data.own import from_rows  # which needs this module

@@ -157,9 +157,11 @@ def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int,
     elif len(input_shape) == 3 and given[-3:] == (*input_shape[1:], input_shape[0]) and x.ndim in (3, 4):
         x = x.reshape(-1, *given[-3:]).permute(0, 3, 1, 2)
     if tuple(x.shape[1:]) != input_shape:
-        table = preprocessing.get("kind") == "table"
-        hint = "; pass table rows as a DataFrame (arrays are read as encoded features)" if table else ""
-        raise FedtailError(f"samples must have shape (N, {', '.join(map(str, input_shape))}), not {given}{hint}")
+        if schema := saved_schema(preprocessing):
+            names = listing([*(column.name for column in schema.columns), *schema.left_out])
+            has = f"the table's columns ({names}) nor its {input_shape[0]} encoded features"
+            raise FedtailError(f"rows of shape {given} have neither {has}; pass a DataFrame")
+        raise FedtailError(f"samples must have shape (N, {', '.join(map(str, input_shape))}), not {given}")
     if not len(x):
         raise FedtailError("no samples to predict")
     if x.is_floating_point():

@@ -19,7 +19,7 @@ from fedtail.data.federation import Federation, Samples, assemble, stratified_ho
 from fedtail.data.huggingface import load_pooled
 from fedtail.data.partitions import SPLITTING, partition
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.labels import label_type
+from fedtail.data.tables.labels import label_type, need_column
 from fedtail.data.tables.pooled import table_from_frame
 from fedtail.errors import FedtailError
 
@@ -48,6 +48,10 @@ def from_tables(
 
 def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
     """See ``Federation.from_rows``."""
+    column = sites if isinstance(sites, str) and isinstance(x, pd.DataFrame) else None
+    if column is not None:
+        need_column("site", column, list(x.columns), "the table")
+        sites = x[column]
     given = x if isinstance(x, pd.DataFrame) else np.asarray(x)
     labels, owners = np.asarray(y), None if sites is None else np.asarray(sites)
     for name, values in (("y", labels), ("sites", owners)):
@@ -67,7 +71,7 @@ def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
     if owners is None:
         alone: dict[str, Any] = {} if {"clients", "partition"} & options.keys() else {"clients": 1, "partition": "iid"}
         return from_tables(frame, label, **alone, **options)
-    return from_tables(frame.assign(**{site: owners.astype(str)}), label, site, **options)
+    return from_tables(frame.assign(**{column or site: owners.astype(str)}), label, column or site, **options)
 
 
 def from_images(folder: str | Path, **options: Any) -> Federation:

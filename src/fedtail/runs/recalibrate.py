@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from fedtail.core.decisions import ENOUGH, Decision, class_shares
 from fedtail.core.metrics import summarize
-from fedtail.core.promise import promise_recall, samples_needed
+from fedtail.core.promise import promise_recall
 from fedtail.core.scores import BINS, Scores, bin_edges
 from fedtail.core.shift import PRIOR
 from fedtail.errors import FedtailError, writing
@@ -62,14 +61,13 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
     ask: returns the counts of all labelled rows under a decision, such as sums over sites.
     """
     before = ask(old)
-    if old.target is not None and old.promise is not None and not before.confusion[old.target].sum():
-        n = samples_needed(old.promise.wanted, old.promise.confidence)
-        who = f"{classes[old.target]!r}, whose recall is promised"
-        raise FedtailError(f"these rows hold 0 cases of {who}; give {n} cases or more, or rows without labels")
     how = "vector" if before.confusion.sum(1).min() >= ENOUGH else "temperature"
     new, scores = calibrated(ask, how, before, replace(old, promise=None, sets=()))
     if old.target is not None and old.promise is not None:
         promise = promise_recall(scores.bins[old.target], old.promise.wanted, old.promise.confidence)
+        if not promise.positives:
+            name = classes[old.target]
+            raise FedtailError(f"0 rows are {name!r}, whose recall is promised; give {promise.needed} cases or more")
         new = new.with_promise(old.target, promise, len(classes))
     elif old.target is not None:  # without a promise: the one that finds as many of the cases as before
         row, own = before.confusion[old.target], np.cumsum(scores.bins[old.target, 1])
@@ -84,13 +82,10 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
 
 
 def move_mix(old: Decision, watch: Watch, seen: Seen) -> Recalibrated:
-    """Correct probabilities for the class mix of new rows, which have no labels.
-
-    It takes ``PRIOR`` reference cases of each class, as of fewer its density is belief more than counts, and rows that
-    would hold as many had nothing changed: of fewer, that none is rare may be luck.
-    """
+    """Correct probabilities for the class mix of new rows, which have no labels. Of less than ``PRIOR`` reference cases
+    a density is belief more than counts; of fewer rows than hold as many, that none of them is rare may be luck."""
     cases = watch.reference.truth.sum((1, 2))
-    few, needed = int(cases.argmin()), ceil(PRIOR * cases.sum() / max(cases.min(), 1))
+    few, needed = int(cases.argmin()), -int(-PRIOR * cases.sum() // max(cases.min(), 1))
     if cases[few] < PRIOR or seen.n < needed:
         who = f"{seen.n:,} rows without labels, and {cases[few]:,} reference cases of {watch.classes[few]!r}"
         takes = f"{PRIOR:g} reference cases of each class (fedtail monitor --reference) and here {needed:,} rows"

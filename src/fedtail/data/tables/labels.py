@@ -52,7 +52,8 @@ def whole_name(name: str) -> str:
 
 def class_places(names: Sequence[str], classes: Sequence[str]) -> list[int]:
     """The class that each name is, -1 for none; ``7`` and ``7.0`` are one."""
-    known = {whole_name(c): i for i, c in enumerate(classes)} | {c: i for i, c in enumerate(classes)}
+    spelled = (lambda c: whole_name(level_name(c)), level_name, str)  # the last counts most
+    known = {as_read(c): i for as_read in spelled for i, c in enumerate(classes)}
     return [known.get(v, known.get(whole_name(v), -1)) for v in names]
 
 
@@ -123,7 +124,7 @@ def label_type(values: Any) -> str:
         given = np.array([v for v in given.reshape(-1).tolist() if v is not None and v == v])
     if given.dtype.kind == "f":
         known = given[np.isfinite(given)]
-        return "int" if (known == np.rint(known)).all() else "float"
+        return "int" if known.size < np.size(values) and (known == np.rint(known)).all() else "float"
     return {"b": "bool", "i": "int", "u": "int"}.get(given.dtype.kind, "str")
 
 

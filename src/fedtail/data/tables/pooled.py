@@ -13,7 +13,7 @@ import pandas as pd
 from fedtail.core.random import generator
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Choices, Kind, Levels, Numbers, infer_kind, parse_column
+from fedtail.data.tables.columns import Choices, Kind, Levels, Numbers, infer_kind, level_name, parse_column
 from fedtail.data.tables.encode import SiteTable, encode_site, frame_columns, labelled
 from fedtail.data.tables.labels import label_codes, label_notes, label_type, name_codes, natural_order, need_column
 from fedtail.data.tables.notes import class_notes, describe, doubts, leak_note, leaking_columns, left_out_words
@@ -156,7 +156,7 @@ def table_from_frame(
     return Pooled(
         samples,
         test_set,
-        classes=classes,
+        classes=as_given(classes, source.frame[label]) if kind == "str" else classes,
         name=source.name,
         sites=None if owners is None else owners[train],
         test_sites=test_owners,
@@ -166,6 +166,12 @@ def table_from_frame(
         notes=tuple(notes),
         label_type=kind,
     )
+
+
+def as_given(classes: Sequence[str], labels: pd.Series[Any]) -> tuple[str, ...]:
+    """The classes as a caller's labels spell them, with spaces and capitals; of several spellings the shortest."""
+    spelled = {level_name(v): v for v in sorted({v for v in labels if isinstance(v, str)}, key=len, reverse=True)}
+    return tuple(spelled.get(name, name) for name in classes)
 
 
 def kinds_of(frame: pd.DataFrame, choices: Choices) -> dict[str, Kind]:
