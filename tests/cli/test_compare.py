@@ -157,6 +157,14 @@ def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys, m
     assert all(word in err for word in words), err
 
 
+def test_what_federating_gains_says_which_method_it_is_told_of(capsys, monkeypatch, tmp_path: Path) -> None:
+    for methods, several in (("fedavg,fedprox", True), ("fedavg", False)):
+        arguments = ["--methods", methods, "--seeds", "1", "--yardsticks", "--out", str(tmp_path / methods)]
+        code, out, err = call(capsys, monkeypatch, "compare", *FAST, *arguments)
+        assert code == 0 and "than alone" in out, err
+        assert ("The method led on validation rows" in " ".join(out.split())) == several
+
+
 def test_a_method_that_fails_is_named_and_the_rest_is_ranked(capsys, monkeypatch, tmp_path: Path) -> None:
     code, out, err = call(
         capsys, monkeypatch, "compare", *FAST, "--methods", "fedavg,ratio_loss", "--seeds", "1", "data.auxiliary=0",

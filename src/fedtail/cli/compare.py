@@ -115,7 +115,8 @@ def compare_command(
     else:
         for table, sentences in zip(rankings, federating, strict=True):
             if sentences:
-                typer.echo(sentences)
+                why = " The method led on validation rows; on test rows another may."
+                typer.echo(sentences + why * (len(configs) > 1))
             print_table(table)
         if tried:
             chosen = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())

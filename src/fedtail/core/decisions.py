@@ -101,9 +101,7 @@ class Decision:
         return np.array([np.inf if t is None else t if t > TINY else TINY / 2 for t in self.thresholds])
 
     def with_promise(self, target: int, promise: Promise, n_classes: int) -> Decision:
-        """Return the decision with the threshold that keeps a promise; of no cases none does, and it stays as it is."""
-        if not promise.positives:
-            return self
+        """Return the decision with the threshold that keeps a promise."""
         return replace(self.with_threshold(target, promise.threshold, n_classes), promise=promise)
 
     def with_sets(self, scores: Scores) -> Decision:

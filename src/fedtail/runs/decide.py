@@ -79,7 +79,8 @@ def common_goal(ask: Callable[[Decision], Scores | None], wanted: DecisionSettin
     elif wanted.goal == "recall":
         target = list(classes).index(str(wanted.find))
         promise = promise_recall(scores.bins[target], wanted.recall, wanted.confidence)
-        decision = decision.with_promise(target, promise, len(classes))
+        if promise.positives:  # else none keeps it: 0 would call every row by the class
+            decision = decision.with_promise(target, promise, len(classes))
     elif wanted.goal == "macro_f1":
         decision, curve = best_power(ask, decision, scores)
     elif wanted.goal == "balanced_accuracy":

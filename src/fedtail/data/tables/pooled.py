@@ -170,7 +170,7 @@ def table_from_frame(
 
 def as_given(classes: Sequence[str], labels: pd.Series[Any]) -> tuple[str, ...]:
     """The classes as a caller's labels spell them, with spaces and capitals; of several spellings the shortest."""
-    spelled = {level_name(v): v for v in sorted({v for v in labels if isinstance(v, str)}, key=len, reverse=True)}
+    spelled = {level_name(v): v for v in sorted({v for v in labels if isinstance(v, str)}, key=lambda v: (-len(v), v))}
     return tuple(spelled.get(name, name) for name in classes)
 
 
