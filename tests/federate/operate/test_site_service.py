@@ -46,6 +46,18 @@ def serve(service: SiteService) -> threading.Thread:
     return thread
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("site.key", "fedtail site keys"), ("site.pub", "--new"), ("ca.crt", "ask the server's operator")],
+)
+def test_a_service_without_a_key_does_not_start_a_client_that_ends_again_and_again(
+    site: Path, file: str, said: str
+) -> None:
+    (site / file).unlink()
+    with pytest.raises(FedtailError, match=f"{file}.* is missing; .*{said}"):
+        SiteService(site)
+
+
 def test_a_server_that_cannot_be_reached_is_waited_for_and_one_that_can_for_a_while_only(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

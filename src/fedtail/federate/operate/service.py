@@ -28,6 +28,13 @@ from fedtail.federate.operate.processes import flower_environment, free_port, su
 from fedtail.federate.site.config import load_site
 from fedtail.files import is_locked, write_atomically
 
+NEEDED = {
+    "site.key": "make it with `fedtail site keys {folder}` and send site.pub to the server's operator",
+    "site.pub": "make a new key with `fedtail site keys {folder} --new` and send it to the server's operator",
+    "ca.crt": "it came with the site's folder; ask the server's operator for it",
+}
+"""File of a site -> what to do without it: the client would end at once, again and again."""
+
 
 @dataclass
 class Health:
@@ -68,6 +75,9 @@ class SiteService:
         if not self.address:
             raise FedtailError(f"{str(file)!r}: [site] has no server; add server = 'host:port', or use --server")
         split_address("server", self.address)
+        for needed, how in NEEDED.items():
+            if not (self.folder / needed).is_file():
+                raise FedtailError(f"{str(self.folder / needed)!r} is missing; {how.format(folder=folder)}")
         self.health = Health(config.name, self.address)
         self.stopping = threading.Event()
         self.contact = self.folder / CONTACT
