@@ -61,6 +61,8 @@ def test_sites_with_data_of_their_own_make_their_own_keys(tmp_path: Path) -> Non
         make_site_key(site, "whatever the site calls itself")
         code, said = call("add", made.folder, place, "--key", site / "site.pub")
         assert code == 0 and "send the new list" in said
+    code, said = call("add", made.folder, "south", "--key", site / "site.pub")
+    assert code == 2 and "that is the key of 'north'" in said, "two sites with one key: one of them could never come in"
     lists = [(made.site(name) / "sites.pub").read_text() for name in made.sites]
     assert lists[0] == lists[1] and [line.split()[2] for line in lists[0].splitlines()] == ["north", "south"]
     assert (site / "site.pub").read_text().split()[:2] == lists[0].split()[:2], "the newest key of north"

@@ -33,6 +33,10 @@ def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Depl
     check_site_names((name,))
     line = None if key is None else read_line(key, name)
     folder = deployment.site(name)
+    for other in deployment.sites:
+        public = deployment.site(other) / "site.pub"
+        if line and other != name and public.is_file() and public.read_text().split()[:2] == line.split()[:2]:
+            raise FedtailError(f"--key {key}: that is the key of {other!r}; every site makes a key of its own")
     if name in deployment.sites:
         if line is None:
             raise FedtailError(
