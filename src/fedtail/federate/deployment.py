@@ -98,7 +98,12 @@ def load_deployment(folder: str | Path) -> Deployment:
     path = Path(folder).resolve()
     file = path / "deployment.toml"
     if not file.is_file():
-        raise FedtailError(f"{str(path)!r} is not a deployment folder; create one with `fedtail deploy init {folder}`")
+        if (path / "site.toml").is_file():
+            raise FedtailError(f"{str(path)!r} is a site's folder, for `fedtail site`; name the server's folder")
+        raise FedtailError(
+            f"{str(path)!r} is not a deployment folder, with deployment.toml; name the server's folder, or create one "
+            f"with `fedtail deploy init {folder}`"
+        )
     try:
         about = tomllib.loads(file.read_text())
         server = about["server"]

@@ -108,6 +108,8 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
         (["init", "{new}", "--sites", "a,b", "--port", "99999"], "outside 1..65535"),
         (["doctor", "--site", "{new}/site.toml"], "does not exist"),
         (["status", "{new}"], "is not a deployment folder"),
+        (["status", "{full}/site"], "is a site's folder"),
+        (["run", "{full}"], "with deployment.toml; name the server's folder, or create one with"),
         (["doctor"], "give the deployment folder"),
         (["up", "{new}"], "is not a deployment folder; create one with `fedtail deploy init`"),
         (["init", "{new}$", "--sites", "a,b"], "rename it"),
@@ -117,6 +119,8 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
 def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    (tmp_path / "full" / "site").mkdir()
+    (tmp_path / "full" / "site" / "site.toml").touch()
     words = [a.format(full=tmp_path / "full", new=tmp_path / "new") for a in arguments]
     result = CliRunner().invoke(app, ["deploy", *words])
     assert isinstance(result.exception, FedtailError)
@@ -128,7 +132,7 @@ def test_init_writes_a_folder_and_a_sites_doctor_reads_its_data(tmp_path: Path) 
     made = runner.invoke(app, ["deploy", "init", str(tmp_path / "fed"), "--sites", "a,b", "data.name=blobs"])
     assert made.exit_code == 0, made.output
     site = tmp_path / "fed" / "sites" / "a"
-    healthy = runner.invoke(app, ["deploy", "doctor", "--site", str(site / "site.toml")])
+    healthy = runner.invoke(app, ["deploy", "doctor", "--site", str(site)])  # as `fedtail site` takes it
     assert healthy.exit_code == 0 and "data: slice" in healthy.output
     (site / "site.key").chmod(0o644)
     broken = runner.invoke(app, ["deploy", "doctor", "--site", str(site / "site.toml")])

@@ -31,7 +31,7 @@ HINTS = {
     "not registered": "run `fedtail deploy register {folder}`",
     "without a key": "get its public key (`fedtail site keys`): fedtail deploy add {folder} {site} --key FILE",
     "offline": "ask its operator for `fedtail site health` and the log of its service",
-    "created": "it has not connected yet; ask its operator to start `fedtail site run`",
+    "registered": "it has not connected yet; ask its operator to start `fedtail site run`",
 }
 
 

@@ -66,6 +66,7 @@ class SiteConfig:
 def load_site(file: str | Path) -> SiteConfig:
     """Read and check a ``site.toml``; one clear line if it is none."""
     path = Path(file).resolve()
+    path = path / "site.toml" if path.is_dir() else path
     if not path.is_file():
         raise FedtailError(f"site configuration {str(path)!r} does not exist")
     try:
