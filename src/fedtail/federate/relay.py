@@ -65,10 +65,10 @@ class Relay:
             final = {k: reason for k, reason in answers.reasons.items() if reason.code not in PASSING}
             waited = time.monotonic() - began
             if final or (answers.reasons and waited > PATIENCE):
-                stopped = "; ".join(f"{self.names[k]}: {v}" for k, v in sorted((final or answers.reasons).items()))
+                stopped = self._who(final or answers.reasons)
                 raise FedtailError(f"the run cannot go on without all of its sites ({stopped})")
             if answers.reasons:
-                line = "; ".join(f"{self.names[k]}: {v}" for k, v in answers.reasons.items())
+                line = self._who(answers.reasons)
                 if line != told:
                     log.warning("%s: waiting for %s", phase, line)
                     self.on_wait(line)
@@ -77,6 +77,13 @@ class Relay:
         if told:
             self.on_wait("")
         return dict(sorted(found.items()))
+
+    def _who(self, reasons: Mapping[int, str]) -> str:
+        """Each reason once, after the sites that it is told of."""
+        sites: dict[str, list[str]] = {}
+        for k, reason in sorted(reasons.items()):
+            sites.setdefault(str(reason), []).append(self.names[k])
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in sites.items())
 
     def begin(self, document: Mapping[str, Any], seed: int = 0, tensors: Tensors | None = None) -> tuple[str, int]:
         """(the agreement's name, the run's seed). Sites sign the document and draw the seed, or take both from a server

@@ -180,6 +180,12 @@ def test_a_site_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     assert torch.allclose(result.x, run(same).x, atol=1e-5)
 
 
+def test_what_several_sites_say_is_told_once(tmp_path: Path) -> None:
+    config, names, sites = table_sites(tmp_path, methods=["trees"])
+    with pytest.raises(FedtailError, match=rf"sites \({', '.join(names)}: site policy: the method [^;]*\)"):
+        federate(config, Wires(sites), names)
+
+
 def test_columns_are_scaled_and_cut_as_in_the_simulator(tmp_path: Path) -> None:
     config, names, sites = table_sites(tmp_path, rows=150)
     result = federate(config, Wires(sites), names)

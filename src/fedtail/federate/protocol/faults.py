@@ -24,13 +24,13 @@ CODES: dict[str, str] = {
     "changed": "it no longer matches what it agreed to in the handshake",
     "update": "its update cannot be used",
     # Runs that nobody steers.
-    "agreement": "it has not agreed: documents, signatures or lists of sites differ; its own log says in what",
+    "agreement": "it has not agreed: documents, signatures or lists of sites differ; its audit.jsonl says in what",
     "check": "the sum that came back is not the sum of what the sites sent; it goes no further",
     "repeat": "it is at another exchange of this run",
     "disk": "its disk is full, or cannot be written",
     # What a site says of itself.
-    "site": "it could not answer; its own log says why",
-    "data": "it cannot read its data, or the data do not fit the run; its own log says why",
+    "site": "it could not answer; its audit.jsonl says why",
+    "data": "it cannot read its data, or the data do not fit the run; its audit.jsonl says why",
     "diverged": "a loss in local training was not finite",
     "memory": "its worker ran out of memory; raise worker.memory_mb there",
     "encoder": "the encoder is missing or different there; install the same one everywhere",
