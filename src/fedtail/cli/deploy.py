@@ -165,8 +165,8 @@ def run(
     """Train across the sites that are online and write a run folder with a report. Ctrl-C stops the run."""
     from fedtail.federate.operate import create, runs
 
-    last = deployment.server / create.LAST_CONFIG  # with its overrides
-    config = load_config(last if resume and last.is_file() else deployment.config, overrides or [])
+    given = overrides or []
+    config = create.last_config(deployment, given) if resume else load_config(deployment.config, given)
     run_id = runs.start(deployment, config, resume=resume)
     if detach:
         typer.echo(f"started; follow it with: fedtail deploy status {deployment.shown}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,10 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
 from fedtail.errors import FedtailError
-from fedtail.federate.deployment import Deployment
+from fedtail.federate.deployment import Deployment, load_deployment
 from fedtail.federate.operate import runs
 from fedtail.federate.operate.control import Control
-from fedtail.federate.operate.create import LAST_CONFIG, create_deployment
+from fedtail.federate.operate.create import LAST_CONFIG, create_deployment, write_config
 from fedtail.federate.operate.doctor import advice
 from fedtail.federate.operate.processes import free_port
 from fedtail.runs.config import changed, load_config
@@ -38,6 +40,36 @@ def test_overrides_of_a_resumed_run_change_that_run_and_start_no_other(deploymen
     call("run", str(deployment.folder), "deploy.timeout=45", "--resume", "--detach")
     (config,) = started
     assert config == changed(last, {"deploy.timeout": 45})
+
+
+def test_a_run_over_tables_is_resumed_also_where_its_folder_was_moved(tmp_path: Path, monkeypatch) -> None:
+    """The last run's config names files of the folder; as overrides of ``data.*`` they would be refused."""
+    assert call("init", tmp_path / "fed", "--sites", "a,b,c", "--own-data")[0] == 0
+    made = load_deployment(tmp_path / "fed")
+    write_config(made, load_config(made.config, ["run.name=second"]))
+    began: list[Any] = []
+    monkeypatch.setattr(runs, "start", lambda where, config, *, resume: began.append(write_config(where, config)) or 1)
+    for name in ("fed", "moved"):
+        place = made.folder.rename(tmp_path / name) if name == "moved" else made.folder
+        assert call("run", place, "--resume", "--detach")[0] == 0
+        resumed = load_config(began.pop())
+        assert (resumed.run.name, resumed.run.folder) == ("second", str(place / "runs"))
+        assert resumed.data.options["schema"] == str(place / "schema.toml")
+        assert call("run", place, "--resume", "--detach", "data.schema=other.toml")[0] == 2, "the sites' business"
+
+
+def test_a_question_between_a_run_and_its_resumption_is_not_resumed_in_its_place(
+    deployment: Deployment, monkeypatch
+) -> None:
+    last = write_config(deployment, load_config(deployment.config, ["run.name=second"])).read_text()
+    asked: list[Any] = []
+    control = SimpleNamespace(start_run=lambda **given: asked.append(given) or 1)
+    monkeypatch.setattr(runs, "Control", lambda deployment: nullcontext(control))
+    monkeypatch.setattr(runs, "write_question", lambda *_: {})
+    monkeypatch.setattr(runs, "wait", lambda *_: {"counts": {}})
+    monkeypatch.setattr(runs.Scores, "from_json", lambda told: told)
+    runs.count(deployment, "evaluate", deployment.runs / "second")
+    assert (deployment.server / LAST_CONFIG).read_text() == last and load_config(asked[0]["config"]).run.name is None
 
 
 def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> None:

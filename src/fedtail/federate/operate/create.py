@@ -119,7 +119,18 @@ def trusting_least(config: Settings, names: Sequence[str]) -> tuple[Settings, st
     return blind, ""
 
 
-def write_config(deployment: Deployment, config: Settings | None = None) -> Path:
+def last_config(deployment: Deployment, overrides: Sequence[str] = ()) -> Settings:
+    """The config of the last run, which remembers its overrides; its files are where the folder is now."""
+    path, theirs = deployment.server / LAST_CONFIG, load_config(deployment.config)
+    if not path.is_file():
+        return load_config(deployment.config, overrides)
+    here = {"data.schema": theirs.data.options.get("schema")}
+    if not Path(load_config(path).run.folder).is_dir():  # moved since
+        here["run.folder"] = theirs.run.folder
+    return load_config(path, overrides, here)
+
+
+def write_config(deployment: Deployment, config: Settings | None = None, file: str = LAST_CONFIG) -> Path:
     """Write the config of a run, with paths as this machine finds them; by default the deployment's own config."""
     theirs = load_config(deployment.config)
     config = config or theirs
@@ -130,7 +141,7 @@ def write_config(deployment: Deployment, config: Settings | None = None) -> Path
     here = {"run.folder": str(deployment.folder / config.run.folder)}
     if "schema" in config.data.options:
         here["data.schema"] = str(deployment.folder / config.data.options["schema"])
-    path = deployment.server / LAST_CONFIG
+    path = deployment.server / file
     write_atomically(path, changed(config, here).to_toml())
     return path
 

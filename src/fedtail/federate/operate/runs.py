@@ -50,10 +50,9 @@ def count(
     known = None if reference is None else reference.to_json()
     write_atomically(asked, json.dumps({"question": question, "folder": str(folder.resolve()), "reference": known}))
     answer.unlink(missing_ok=True)
+    path = write_config(deployment, config, "question.toml")  # the last run's stays, for its --resume
     with Control(deployment) as control:
-        run_id = control.start_run(
-            config=str(write_config(deployment, config)), deployment=str(deployment.folder), question=str(asked)
-        )
+        run_id = control.start_run(config=str(path), deployment=str(deployment.folder), question=str(asked))
     counted = wait(deployment, run_id, on_change, answer)["counts"]
     return (Scores if what == "evaluate" else Seen).from_json(counted)
 
