@@ -141,7 +141,8 @@ def settings_of(document: Mapping[str, Any], seed: int = 0) -> Settings:
     """The settings that a document stands for."""
     raw = {name: dict(section) for name, section in document["settings"].items()}
     raw["run"] |= {"seed": seed, "checkpoint_every": CHECKPOINTS}
-    return check_config({**raw, "deploy": {"trust": document["trust"]}})
+    data = {} if document["schema"].get("kind") == "slice" else {"data": {"name": "sites"}}
+    return check_config({**raw, **data, "deploy": {"trust": document["trust"]}})
 
 
 def check_document(told: Any) -> None:

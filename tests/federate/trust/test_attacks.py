@@ -190,6 +190,16 @@ def test_a_document_that_is_not_what_sites_agreed_on_is_not_signed(change: Any, 
     assert said(sites[0], Phase.OFFER, document=document) == {"error": code}
 
 
+@pytest.mark.parametrize(("change", "what"), [(invent_classes, "classes"), (scale_a_column, "table")])
+def test_a_site_says_in_its_audit_what_of_a_document_is_other(change: Any, what: str, own: Any) -> None:
+    config, names, sites = own
+    document = document_for(config, names)
+    change(document)
+    said(sites[0], Phase.OFFER, document=document)
+    last = json.loads((sites[0].folder / "audit.jsonl").read_text().splitlines()[-1])
+    assert what in last["reason"].partition("other data than this site has; other: ")[2]
+
+
 def test_clusters_of_a_list_of_sites_stay_what_they_were(tmp_path: Path) -> None:
     """Sums over the lines of the Fano plane, each harmless alone, would count every one of seven sites."""
     labels = ["a", "a", "a", "b", "b", "b", "b"]

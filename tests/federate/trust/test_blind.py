@@ -26,7 +26,7 @@ from fedtail.federate.server import federate
 from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.member import SiteTotals, SumError
 from fedtail.federate.summed import scores_reach
-from fedtail.runs.config import changed, check_config
+from fedtail.runs.config import changed, check_config, load_config
 from fedtail.runs.execution import run
 
 from .loopback import Wires, open_sites, settings, table_sites
@@ -102,7 +102,7 @@ def test_an_update_beyond_fixed_point_stops_the_run_and_wraps_nothing(tmp_path: 
     rough = {"local": {"batch_size": 32, "lr": 50.0}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
     config = settings(tmp_path, **rough)
     names, sites = open_sites(tmp_path / "sites", config)
-    with pytest.raises(FedtailError, match="local training was not finite"):
+    with pytest.raises(FedtailError, match="local training was not finite; lower local.lr"):
         federate(config, Wires(sites), names)
     said = (tmp_path / "sites" / names[0] / "audit.jsonl").read_text().splitlines()[-1]
     assert "lower local.lr" in said
@@ -196,6 +196,9 @@ def test_columns_are_scaled_and_cut_as_in_the_simulator(tmp_path: Path) -> None:
     raw = {**config.model_dump(exclude={"data", "run"}), "data": data}
     raw |= {"run": {"rounds": 3, "seed": result.settings.run.seed, "folder": str(tmp_path / "s")}}
     expected = run(check_config(raw))
+    for name in names:  # what a report of a site's copy calls its data
+        (own,) = (tmp_path / "sites" / name / "agreements").glob("*/run")
+        assert load_config(own).data.name == "sites"
     ours, theirs = result.about.preprocessing["columns"], expected.about.preprocessing["columns"]
     assert [c["name"] for c in ours] == [c["name"] for c in theirs]
     for a, b in zip(ours, theirs, strict=True):

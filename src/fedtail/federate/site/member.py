@@ -241,7 +241,9 @@ class Member:
         if wanted:
             schema |= {"encoder": encoding_here(Encoding.from_dict(wanted), self.policy).to_dict()}
         if canonical(schema) != canonical(document["schema"]):
-            raise AgreementError("the document describes other data than this site has: columns, classes or encoder")
+            told = document["schema"]
+            wrong = [key for key in {**schema, **told} if canonical(schema.get(key)) != canonical(told.get(key))]
+            raise AgreementError(f"the document describes other data than this site has; other: {', '.join(wrong)}")
         self._predecessor(document)
         settings = settings_of(document)
         check_sums_only(settings, method_of(settings))
