@@ -93,7 +93,10 @@ def test_a_run_that_ends_while_it_is_being_stopped_is_over(monkeypatch: pytest.M
     ("change", "said"),
     [
         ({"superlink": "down"}, "no SuperLink answers at .*; start its unit"),
-        ({"run": {"state": "failed", "error": "x", "round": 3, "time": 0}}, r"failed \(x\).*--resume"),
+        (
+            {"run": {"state": "failed", "error": "x", "round": 3, "time": 0}},
+            r"failed \(x\).*--resume, or start a new run",
+        ),
         ({"run": {"state": "stopped", "round": 3, "time": 0}}, "resume with: .*--resume"),
         ({"sites": {"north": "offline"}}, "north is offline: ask its operator for `fedtail site health`"),
         ({"sites": {"north": "registered"}}, "it has not connected yet; ask its operator to start"),

@@ -166,7 +166,7 @@ def advice(deployment: Deployment, about: dict[str, Any]) -> list[str]:
     run, again = about["run"], f"fedtail deploy run {deployment.shown} --resume"
     out = [] if about["superlink"] == "up" else [str(no_answer(deployment))]
     if run.get("state") == "failed":
-        out.append(f"the run failed ({run.get('error')}); once that is fixed: {again}")
+        out.append(f"the run failed ({run.get('error')}); once that is fixed: {again}, or start a new run")
     elif run.get("state") == "stopped":
         out.append(f"the run was stopped; resume with: {again}")
     out += [f"{site} is {hint}" for site, hint in absent(deployment, about["sites"]).items()]

@@ -31,7 +31,7 @@ CODES: dict[str, str] = {
     # What a site says of itself.
     "site": "it could not answer; its audit.jsonl says why",
     "data": "it cannot read its data, or the data do not fit the run; its audit.jsonl says why",
-    "diverged": "a loss in local training was not finite",
+    "diverged": "a loss in local training was not finite; lower local.lr",
     "memory": "its worker ran out of memory; raise worker.memory_mb there",
     "encoder": "the encoder is missing or different there; install the same one everywhere",
     # What its policy forbids: which of its rules, and none of its values.
