@@ -65,8 +65,8 @@ class Relay:
             final = {k: reason for k, reason in answers.reasons.items() if reason.code not in PASSING}
             waited = time.monotonic() - began
             if final or (answers.reasons and waited > PATIENCE):
-                stopped = self._who(final or answers.reasons)
-                raise FedtailError(f"the run cannot go on without all of its sites ({stopped})")
+                who = self._who(final or answers.reasons)
+                raise FedtailError(f"the run cannot go on without all of its sites ({who})")
             if answers.reasons:
                 line = self._who(answers.reasons)
                 if line != told:

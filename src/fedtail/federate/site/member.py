@@ -237,11 +237,10 @@ class Member:
 
     def _check_run(self, document: Mapping[str, Any]) -> None:
         """Raise unless a document is about this site's data, and needs no more than sums."""
-        schema, wanted = self.data.schema(), document["schema"].get("encoder")
-        if wanted:
+        schema, told = self.data.schema(), document["schema"]
+        if wanted := told.get("encoder"):
             schema |= {"encoder": encoding_here(Encoding.from_dict(wanted), self.policy).to_dict()}
-        if canonical(schema) != canonical(document["schema"]):
-            told = document["schema"]
+        if canonical(schema) != canonical(told):
             wrong = [key for key in {**schema, **told} if canonical(schema.get(key)) != canonical(told.get(key))]
             raise AgreementError(f"the document describes other data than this site has; other: {', '.join(wrong)}")
         self._predecessor(document)
