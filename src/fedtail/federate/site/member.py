@@ -241,7 +241,7 @@ class Member:
         if wanted := told.get("encoder"):
             schema |= {"encoder": encoding_here(Encoding.from_dict(wanted), self.policy).to_dict()}
         if canonical(schema) != canonical(told):
-            wrong = [key for key in {**schema, **told} if canonical(schema.get(key)) != canonical(told.get(key))]
+            wrong = [k for k in {**schema, **told} if canonical(schema.get(k, {})) != canonical(told.get(k, {}))]
             raise AgreementError(f"the document describes other data than this site has; other: {', '.join(wrong)}")
         self._predecessor(document)
         settings = settings_of(document)
