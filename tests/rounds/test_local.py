@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -99,6 +100,57 @@ def test_samples_of_our_models_stand_alone(name: str) -> None:
     assert not model.couples(shape) and torch.equal(model.vector, before)
     kept = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, 3)))
     assert not kept.couples((12,))
+
+
+class Replacing(nn.Module):
+    """Puts new tensors in the place of a weight (a bound on norms, as EEGNet's), of a mean and of a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(12, 5)
+        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last.weight.data = torch.renorm(self.last.weight.data, p=2, dim=0, maxnorm=0.3)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            self.seen = self.seen + 1
+        return self.last(x - self.mean) / (1 + self.seen)
+
+
+def test_what_a_pass_puts_in_the_place_of_weights_and_buffers_is_trained_sent_and_reset() -> None:
+    """Such weights stood still, such buffers went from client to client, and other workers gave other models."""
+    draws = torch.Generator().manual_seed(0)
+    pool = Samples(torch.randn(40, 12, generator=draws), torch.randint(0, 5, (40,), generator=draws))
+    client = Client(0, pool, np.arange(40), np.arange(0), 5, Transform(), None)
+    module, settings = Replacing(), Settings.of(batch_size=8)
+    plain = copy.deepcopy(module)
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for index in plan_local_run(client, 0.6, 0, settings).batches:
+        sgd.zero_grad()
+        nn.functional.cross_entropy(plain(pool.x[index]), pool.y[index]).backward()
+        sgd.step()
+    model = FlatModel(module)
+    x0 = model.vector.clone()
+    for _ in range(2):  # as for a second client
+        delta, *_ = train_probe(model, client, FedAvg(), task_for(x0, lr=0.5), 0, 0, {}, settings)
+        expected = torch.cat([p.detach().flatten() for p in (*plain.parameters(), plain.mean)])
+        torch.testing.assert_close(x0 + delta, expected, atol=1e-6, rtol=1e-5)
+        assert torch.equal(model.module.seen, plain.seen) and model.module.seen > 1
+    model.load(x0)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in (*module.parameters(), module.mean)]), x0)
+    assert not module.seen
+
+
+def test_buffers_that_a_batch_changes_are_changed_once_in_a_step() -> None:
+    """By all of its samples: a group of few would have counted as much as the others."""
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    model = FlatModel(nn.Sequential(nn.Unflatten(1, (2, 6)), norm, nn.Flatten(), nn.Linear(12, 3)))
+    x, y = torch.randn(16, 12), torch.arange(16) % 3
+    group_gradients(model, FedAvg(), x, Batch(y, torch.ones(16)), torch.tensor([0, 1, 1]), 2, {}, {})
+    torch.testing.assert_close(norm.running_mean, 0.1 * x.view(16, 2, 6).mean((0, 2)))
 
 
 @pytest.mark.parametrize("method", [FedCGNM(), FedCGN(), FedCGNM(n_groups=3, beta=0.9), PCN()])

@@ -48,9 +48,11 @@ def jitter(weights: Iterable[Tensor], draws: torch.Generator) -> None:
 
 
 def couples_samples(module: nn.Module, sample_shape: Sequence[int]) -> bool:
-    """Whether samples of a training batch influence each other, by statistics of the batch or in any other way: tried
-    on a few inputs, with weights of which none is 0."""
+    """Whether samples of a training batch influence each other, by statistics of the batch or in any other way, or a
+    batch changes buffers, which half of it would change otherwise: tried on a few inputs, with weights of which none is
+    0."""
     trial, draws = copy_module(module).train(), torch.Generator().manual_seed(0)
+    before = [b.clone() for b in trial.buffers()]
     x = torch.rand(TRIED, *sample_shape, generator=draws).to(next(trial.parameters()).device)
     half = TRIED // 2
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
@@ -60,6 +62,8 @@ def couples_samples(module: nn.Module, sample_shape: Sequence[int]) -> bool:
             if not torch.equal(whole, trial(x)[:half]):  # it draws; a mode of torch's loads its compiler, for seconds
                 with AverageDraws():
                     whole, part = trial(x)[:half], trial(x[:half])
+            if not all(map(torch.equal, before, trial.buffers())):
+                return True
         except Exception:  # the user's module: one pass for all samples is right whatever it does
             return True
     return not float((whole - part).norm()) <= COUPLED * float(whole.norm())
@@ -97,11 +101,12 @@ class FlatModel:
         self.shapes = [tuple(p.shape) for p in self.params]
         self.n_params = sum(p.numel() for p in self.params)
         self.vector = torch.cat([p.detach().reshape(-1).float() for p in parts])
-        offset = 0
-        for part in parts:
-            n = part.numel()
-            part.data = self.vector[offset : offset + n].view(part.shape)
-            offset += n
+        views = self.vector.split([part.numel() for part in parts])
+        self._places = [(part, view.view(part.shape)) for part, view in zip(parts, views, strict=True)]
+        for part, view in self._places:
+            part.data = view
+        layers = list(module.modules())
+        self._buffers = [(m._buffers, name, b) for m in layers for name, b in m._buffers.items() if b is not None]
         self._couples: bool | None = None
 
     @property
@@ -116,10 +121,24 @@ class FlatModel:
 
     def load(self, x: Tensor) -> None:
         """Set the whole model from a vector."""
+        self.settle()
         with torch.no_grad():
             self.vector.copy_(x)
             for counter, start in self.counters:
                 counter.copy_(start)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Take over what a forward pass has put in the place of a weight or a buffer, as ``self.weight.data = ...`` and
+        ``self.mean = ...`` do: it would stand outside of the vector, out of reach of steps and of ``load``."""
+        for part, view in self._places:
+            if part.data_ptr() != view.data_ptr():
+                view.copy_(part)
+                part.data = view
+        for owned, name, buffer in self._buffers:
+            if (now := owned[name]) is not None and now is not buffer:
+                buffer.copy_(now)
+                owned[name] = buffer
 
     def gradient(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
         """(d,) gradient with respect to the parameters, flat; unused parameters give zeros."""

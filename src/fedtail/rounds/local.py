@@ -149,6 +149,7 @@ def train_probe(
             batch = Batch(y, torch.ones_like(y, dtype=torch.float32), logits)
             with lone_samples_named():
                 grads, loss, state = group_gradients(model, method, x, batch, groups, n_groups, const, state)
+            model.settle()
             losses.append(loss)
             if not np.isfinite(loss):
                 break
