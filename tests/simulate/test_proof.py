@@ -121,6 +121,38 @@ class Viewing(Shell):
         return out
 
 
+class WeaklyCentred(Shell):
+    """Takes so little of its batch that no update on a few samples shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        out: Tensor = self.output(h + 3e-3 * h.mean(0) if self.training else h)
+        return out
+
+
+class Waiting(Shell):
+    """Behaves otherwise from the tenth step on."""
+
+    def __init__(self, features: nn.Sequential) -> None:
+        super().__init__(features)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps.add_(1)
+        out: Tensor = self.output(self.features(x)) * torch.where(self.steps > 9, 2.0, 1.0)
+        return out
+
+
+class Bounded(Shell):
+    """Cuts weights that have become long, which they are not in the beginning."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.output.weight.data = torch.renorm(self.output.weight.data, p=2, dim=0, maxnorm=1.0)
+        out: Tensor = self.output(self.features(x))
+        return out
+
+
 MODULES = {
     "old weight norm": (TABLE, old_weight_norm),
     "new weight norm": (TABLE, new_weight_norm),
@@ -176,6 +208,24 @@ def test_the_graph_path_trains_the_users_own_model_or_says_why_not(kind: str, me
         assert kind in TAKEN_ON_GPUS
     except FedtailError as error:
         assert "set engine.path to 'auto'" in str(error) and kind not in TAKEN_ON_GPUS
+
+
+@pytest.mark.parametrize("path", ["batched", "graph"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (WeaklyCentred, "samples of a batch influence each other"),
+        (Waiting, "a training pass counts in 'steps'"),
+        (Bounded, "a training pass puts another tensor in the place of 'output.weight'"),
+    ],
+)
+def test_what_shows_late_or_little_is_looked_for(kind: type[Shell], reason: str, path: str) -> None:
+    torch.manual_seed(0)
+    smooth = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4))
+    with pytest.raises(FedtailError, match=reason):
+        simulator(make_federation("mlp"), kind(smooth), FedAvg(), Settings.of(path=path))
+    engine = simulator(make_federation("mlp"), kind(smooth), FedAvg(), Settings.of())
+    assert engine.info()["path"] == "reference" and reason in engine.info()["reason"]
 
 
 @pytest.mark.parametrize(

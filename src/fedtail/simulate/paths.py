@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from fedtail.core.records import Task, Update
@@ -24,7 +25,7 @@ from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.device import check_device
-from fedtail.models.flat import AverageDraws, FlatModel, copy_module, jitter
+from fedtail.models.flat import AverageDraws, FlatModel, copy_module, couples_samples, has_batchnorm, jitter
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.plan import batch_of
@@ -63,7 +64,7 @@ def simulator(federation: Federation, module: nn.Module, method: Method, setting
             reason = disagreement(trial, federation, module, method, settings)
             if not reason:
                 return build(federation, module, method, settings)
-        stepped_aside = bool(candidates or opaque(module))
+        stepped_aside = bool(candidates or opaque(module, federation.input_shape))
     if engine.path not in ("auto", "reference"):
         raise FedtailError(f"engine.path = {engine.path!r} cannot handle this run: {reason}; set engine.path to 'auto'")
     if engine.precision not in ("auto", "fp32"):
@@ -78,7 +79,7 @@ def fast_paths(
 ) -> tuple[list[Candidate], str]:
     """Return the fast paths that may take the run, the fastest first, and why there is none."""
     engine = settings.engine
-    if reason := opaque(module):
+    if reason := opaque(module, federation.input_shape):
         return [], reason
     if engine.path == "graph" or (engine.path == "auto" and engine.device.startswith("cuda")):
         builds = [partial(GraphSimulator, fused=True), partial(GraphSimulator, fused=False)]
@@ -114,9 +115,9 @@ results as far."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def opaque(module: nn.Module) -> str:
-    """Why a module is more than its layers, so that no comparison on a few samples settles what it does; empty if it
-    is not."""
+def opaque(module: nn.Module, input_shape: tuple[int, ...]) -> str:
+    """Why a module is more than its layers and their weights, so that no comparison on a few samples settles what it
+    does; empty if it is not."""
     for name, layer in module.named_modules():
         place = f"layer {name!r}" if name else "the model"
         if any(getattr(layer, kind, None) for kind in HOOKS):
@@ -125,6 +126,30 @@ def opaque(module: nn.Module) -> str:
             return f"{place} has a parametrization"
         if "forward" in vars(layer):
             return f"{place} has a forward method of its own"
+    return rewritten(module, input_shape)
+
+
+def rewritten(module: nn.Module, input_shape: tuple[int, ...]) -> str:
+    """What a training pass changes that fast paths, which share a module among clients, would not give back: it counts
+    in whole numbers, or puts another tensor in the place of a weight or a buffer; empty if it does neither."""
+    trial = copy_module(module).train()
+    weights = [(name, p, p.data_ptr()) for name, p in trial.named_parameters()]
+    buffers = [(m, name, b, b.clone()) for m in trial.modules() for name, b in m.named_buffers(recurse=False)]
+    x = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(next(trial.parameters()).device)
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+        try:
+            trial(x)
+        except Exception:  # the user's module: whoever trains it will say so
+            return ""
+    for name, p, place in weights:
+        if p.data_ptr() != place:
+            return f"a training pass puts another tensor in the place of {name!r}"
+    for layer, name, b, before in buffers:
+        if layer._buffers[name] is not b:
+            return f"a training pass puts another tensor in the place of {name!r}"
+        unread = isinstance(layer, _BatchNorm) and layer.momentum is not None
+        if not (b.is_floating_point() or unread or torch.equal(b, before)):
+            return f"a training pass counts in {name!r}"
     return ""
 
 
@@ -141,6 +166,8 @@ def disagreement(build: Build, federation: Federation, module: nn.Module, method
             reason, steady = _compared(build, few_samples(federation, turn), module, method, settings)
             if steady:
                 break
+        if not reason and not has_batchnorm(module) and couples_samples(module, federation.input_shape):
+            reason = "samples of a batch influence each other, or a batch changes buffers"  # less than AGREES shows
     return reason
 
 
