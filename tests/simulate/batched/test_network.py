@@ -40,3 +40,10 @@ def test_a_network_with_any_classifier_equals_its_module(kind: str) -> None:
         grads = torch.autograd.grad((expected * signal[k].T).sum(), list(shaped.values()))
         torch.testing.assert_close(gradient[k, 0], torch.cat([g.flatten() for g in grads]), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(network.answers(flat, x)[k].T, functional_call(module.eval(), shaped, x[k]))
+
+
+def test_a_norm_without_an_offset_is_not_taken_for_one_with() -> None:
+    """As torch's ``GroupNorm(bias=False)`` makes it; such models ran on the reference path, after an obscure error."""
+    norm = nn.GroupNorm(2, 6)
+    norm.register_parameter("bias", None)
+    assert recognise(nn.Sequential(nn.Linear(INPUTS, 6), norm, nn.Linear(6, CLASSES)), (INPUTS,)) is None

@@ -155,7 +155,7 @@ def linear(m: nn.Module, shape: Shape) -> Layer | None:
 
 def _norm(m: nn.Module, shape: Shape) -> Layer | None:
     assert isinstance(m, nn.GroupNorm)
-    if shape[0] != m.num_channels:
+    if shape[0] != m.num_channels or (m.affine and m.bias is None):
         return None
     return GroupNorm(groups=m.num_groups, channels=m.num_channels, out=shape, eps=m.eps, affine=m.affine)
 
