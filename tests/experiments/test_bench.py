@@ -249,7 +249,8 @@ def test_what_has_been_run_of_version_2_is_ranked_as_committed() -> None:
     folder = Path(__file__).parents[2] / "results" / "bench" / "version-2"
     board = rank_submissions(submissions(folder))
     assert {p.submission.version for p in board.places} == {load_suite().version}
-    assert [s.method for s in board.beside] == ["trees"]
+    assert "trees" in {s.method for s in board.beside}, "which take no images"
+    assert all(p.submission.sets >= set(board.sets) for p in board.places)
     assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())
 
 
