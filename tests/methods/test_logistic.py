@@ -164,7 +164,7 @@ def test_the_fast_path_agrees_with_the_reference(photos: Path, tmp_path: Path) -
 def test_a_saved_model_predicts_exports_and_decides(photos: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     decide = ["decision.goal=recall", "decision.find=kind2", "decision.recall=0.5", "decision.calibrate=temperature"]
-    run(settings_of(photos, tmp_path, *decide))
+    run(settings_of(photos, tmp_path, "data.validation=0.4", *decide))
     model = load_model(tmp_path / "a", allow_code=True)
     assert model.decision.promise is not None
     x = np.stack([np.asarray(draw(k, np.random.default_rng(k)), dtype=np.float32)[None] for k in range(3)])

@@ -90,7 +90,10 @@ def test_levels_never_seen_are_warned_about(trained: tuple[Path, Result]) -> Non
         (visits(3).assign(temp="warm"), "should be numbers, but 3 of 3"),
         (visits(3).iloc[:0], "no rows"),
         (visits(3).iloc[0], "not as a Series"),
-        (np.zeros((2, 3)), r"shape \(N, 4\), not \(2, 3\); pass table rows as a DataFrame"),
+        (
+            np.zeros((2, 3)),
+            r"neither the table's columns \(temp, ward, visit\) nor its 4 encoded features; pass a DataFrame",
+        ),
         ([[1.0, 2.0]], "list of dicts"),
         (np.array([[0.0, np.nan, 0, 0]]), "these rows are not: 0"),
         ("nowhere.csv", "no file 'nowhere.csv'"),
