@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import venv
@@ -52,7 +53,9 @@ def run_peer(
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
-        raise RuntimeError((done.stderr or done.stdout)[-500:])
+        told = (done.stderr or done.stdout).splitlines()
+        causes = [line for line in told if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)]
+        raise RuntimeError("\n".join(causes[:1] or told[-5:]))  # a launcher's summary comes after the cause
     return dict(json.loads(lines[-1].removeprefix("RESULT ")))
 
 

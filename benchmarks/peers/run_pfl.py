@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import torch
 
-if sys.argv[6] != "cpu" and int(sys.argv[5]) > 1:  # its processes share one GPU: NCCL takes one each
+if sys.argv[6] != "cpu" and int(sys.argv[5]) > 1:  # its processes share one GPU, but it and NCCL want one for each
+    os.environ["PFL_PYTORCH_DEVICE"] = "cuda:0"
     begin = torch.distributed.init_process_group
     torch.distributed.init_process_group = lambda backend, **more: begin(backend="gloo", **more)
     torch.cuda.set_device = lambda device: None

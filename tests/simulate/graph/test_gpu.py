@@ -13,6 +13,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
+from fedtail.simulate.graph import pixels
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.simulate.graph.test_simulator import (
@@ -88,3 +89,11 @@ def test_rounds_by_our_kernels_are_those_of_the_libraries() -> None:
         deltas.append(torch.stack([u.delta[0] for u in engine.train(task)[0]]))
         assert engine.info()["kernels"] == kernels
     assert float((deltas[0] - deltas[1]).norm() / deltas[0].norm()) < 0.1  # one step: rounding in bfloat16
+
+
+def test_large_batches_leave_3x3_layers_to_the_library() -> None:
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    x = torch.zeros(pixels.MOST_IMAGES + 1, 64, 4, 4, device="cuda", dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last)
+    assert pixels.same_tile("forward", layer, x[:-1]) is not None
+    assert pixels.same_tile("forward", layer, x) is None

@@ -112,6 +112,8 @@ SAME = {
     ("forward", 256, 256): Tile(64, 64, 64, stages=4),
 }
 """By direction, inputs and outputs: 3x3 layers with stride 1 that a kernel computes."""
+MOST_IMAGES = 96
+"""Of such a layer: at batch 64 a ResNet-18 is 2 % faster with the kernel than with the library, at 128 4 % slower."""
 
 
 def same_tile(direction: str, layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tile | None:
@@ -119,7 +121,8 @@ def same_tile(direction: str, layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tile |
     plain = (layer.kernel_size, layer.stride, layer.padding, layer.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
     if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or layer.groups != 1 or layer.bias is not None:
         return None
-    fits = x.shape[1] == layer.in_channels and x.is_contiguous(memory_format=torch.channels_last)
+    fits = len(x) <= MOST_IMAGES and x.shape[1] == layer.in_channels
+    fits = fits and x.is_contiguous(memory_format=torch.channels_last)
     fits = fits and max(x.shape[1], layer.out_channels) * len(x) * x[0, 0].numel() < 2**31
     return SAME.get((direction, layer.in_channels, layer.out_channels)) if plain and fits else None
 
