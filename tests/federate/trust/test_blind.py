@@ -102,7 +102,7 @@ def test_an_update_beyond_fixed_point_stops_the_run_and_wraps_nothing(tmp_path: 
     rough = {"local": {"batch_size": 32, "lr": 50.0}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
     config = settings(tmp_path, **rough)
     names, sites = open_sites(tmp_path / "sites", config)
-    with pytest.raises(FedtailError, match="local training was not finite; lower local"):
+    with pytest.raises(FedtailError, match=r"whose training diverged \(lower local.lr\): its audit"):
         federate(config, Wires(sites), names)
     said = (tmp_path / "sites" / names[0] / "audit.jsonl").read_text().splitlines()[-1]
     assert "lower local.lr" in said

@@ -8,6 +8,7 @@ that the site trusts it runs the same way, without signatures and masks.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ class SiteTotals(Exchanges):
         self.party, self.ask, self.noise, self.charge = party, ask, noise, charge
         self.here = (self.names.index(party.name),)
         self._pairs = party.pairs()
+        self._failed = ""
         self._last: Parcel | None = None
         """The last sum goes to disk with the next answer: what is lost before has not been used for anything that left,
         and is told again."""
@@ -102,7 +104,15 @@ class SiteTotals(Exchanges):
         self.journal.forget(range(since + 2, number + 1))
 
     def _answer(self, number: int, members: list[list[str]], size: int, part: Part, limit: int, reach: Reach) -> Parts:
-        values = np.asarray(part(self.here[0]), dtype=np.int64)
+        common = self.party.common
+        try:
+            values = np.asarray(part(self.here[0]), dtype=np.int64)
+        except Exception as error:
+            if self.party.plain or isinstance(error, OSError | MemoryError):
+                raise
+            # Silence would tell of this site's data. This looks like any answer, and no sum that has it is believed.
+            self._failed = f"; this site had nothing to add: {error}"
+            values, common = np.frombuffer(os.urandom(8 * size), dtype=np.int64), os.urandom(len(common))
         if values.shape != (size,):
             raise SumError("site", f"exchange {number} is of {size} numbers, this site has {values.shape}")
         if self.party.plain:
@@ -116,7 +126,7 @@ class SiteTotals(Exchanges):
             self.charge(number)
             secret = derive(self.party.secret, "noise", number, values.tobytes())  # also when it is computed again
             values = values + share_of_noise(size, deviation, secret, "share")
-        return pack(hide(values, self.party.name, self._pairs, self.party.common, number, own, limit))
+        return pack(hide(values, self.party.name, self._pairs, common, number, own, limit))
 
     def _verified(self, number: int, members: list[list[str]], size: int, limit: int, told: Parcel) -> np.ndarray:
         try:
@@ -124,7 +134,7 @@ class SiteTotals(Exchanges):
             if not self.party.plain:
                 check_sums(found, checks, self.party.common, number, members)
         except (FedtailError, MaskError) as error:
-            raise SumError("check", f"exchange {number}: {error}; this site goes no further with it") from None
+            raise SumError("check", f"exchange {number}: {error}; this site goes no further{self._failed}") from None
         return found
 
 
@@ -267,6 +277,7 @@ class Member:
     def _check_clusters(self, groups: list[list[int]], names: list[str]) -> None:
         """Clusters go with the list of sites: sums over other clusters of the same sites would tell, by difference, of
         single ones."""
+        self.policy.check_sites(min(map(len, groups)))
         if len(groups) == 1:
             return
         file, found = self.folder / "clusters.json", sorted(sorted(names[k] for k in group) for group in groups)
