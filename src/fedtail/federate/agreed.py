@@ -230,7 +230,8 @@ def run_document(
     rates: RateStrategy = RATES.build(settings.rates.name, len(names), **settings.rates.options)
     if isinstance(method, Trees):
         check_settings(settings)
-        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, names, settings)
+        known = names if document["trust"] == "server" else ()  # sums by site are no sums over sites
+        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, known, settings)
         rates = Uniform(len(names), 0.0)
     for k, here in owned.items():
         here.method = job.build_method()
@@ -267,6 +268,8 @@ def run_document(
         return hooks["on_round"](state, record, seconds) if "on_round" in hooks else None
 
     sums_only = "sites have told sums only; the sizes shown are means over sites"
+    if isinstance(method, Trees) and document["trust"] != "server":
+        sums_only += ", and trees do not know a row's site"
     notes = (sums_only, *encoder_notes(job.encoding, asked.model, images=False), *notes)
     about = about_of(schema, job, names, mean.astype(np.int64), notes)
     folder.mkdir(parents=True, exist_ok=True)
