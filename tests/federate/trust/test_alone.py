@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedtail.boosting.bins import CELLS, divide
 from fedtail.core.records import Task
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
@@ -177,6 +178,15 @@ def test_a_part_that_cannot_be_computed_makes_the_sum_random(tmp_path: Path) -> 
         with pytest.raises(SumError) as refused:
             totals[name].total(4000, part, limit=1 << 31)
         assert refused.value.code == "check" and ("Jane Doe" in str(refused.value)) == (name == "site-1")
+
+
+def test_a_sum_that_a_site_has_poisoned_takes_no_memory() -> None:
+    """Weights that nearly cancel: shares of what is left are no number of cells to divide one into."""
+    edges = np.arange(1, CELLS, dtype=np.int64) << 23
+    weights = np.full(CELLS, 1 << 22)
+    weights[:2] += np.array([1, -1]) << 44  # with 2^58, more cells than any memory holds
+    assert len(divide(edges, weights)) <= 2 * CELLS
+    assert len(divide(edges, np.full(CELLS, 1 << 60))) <= 2 * CELLS, "and 64 bits do not hold their sum"
 
 
 def test_a_model_that_ends_in_no_number_is_counted_all_the_same() -> None:
