@@ -230,13 +230,19 @@ def run_document(
     rates: RateStrategy = RATES.build(settings.rates.name, len(names), **settings.rates.options)
     if isinstance(method, Trees):
         check_settings(settings)
-        known = names if document["trust"] == "server" else ()  # sums by site are no sums over sites
-        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, known, settings)
+        sites = names if document["trust"] == "server" else []  # sums by site are no sums over sites
+        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, sites, settings)
         rates = Uniform(len(names), 0.0)
     for k, here in owned.items():
         here.method = job.build_method()
         here.model = model.at(k) if isinstance(model, TreesModel) else here.model
-    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine)
+
+    def spent() -> dict[str, Any]:
+        """What a run with noise has cost so far: every exchange is a release."""
+        done = totals.number
+        return {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)} if noise else {}
+
+    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine, spent)
     found, notes = settled_by_sizes(asked, mean)
     problem = Problem(
         engine=summed,
@@ -256,9 +262,9 @@ def run_document(
 
     def amended(record: dict[str, Any]) -> None:
         summed.end_round()
-        record["exchange"] = done = totals.number
-        if noise:  # every exchange so far is a release
-            record["privacy"] |= {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)}
+        record["exchange"] = totals.number
+        if noise:
+            record["privacy"] |= spent()
         if amend is not None:
             amend(record)
 

@@ -7,7 +7,7 @@ same model, whatever else the relay may wish for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ class SummedEngine:
     group_sizes: np.ndarray
     """(groups,) training samples."""
     name: str
+    spent: Callable[[], dict[str, Any]] = dict
+    """What noise has cost so far, where there is some."""
     takes_rivals = False
 
     def __post_init__(self) -> None:
@@ -248,7 +250,8 @@ class SummedEngine:
         raise Unmeasured(self.method.name, what.name)
 
     def info(self) -> dict[str, Any]:
-        return {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}
+        about = {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}
+        return {**about, "privacy": self.spent()}
 
     def close(self) -> None:
         """Nothing is left open."""

@@ -249,6 +249,10 @@ def test_every_sum_of_a_private_run_has_noise_and_a_price(tmp_path: Path) -> Non
     numbers = {int(line["key"].rpartition("/")[2]) for line in releases}
     exchanges = max(numbers)
     assert numbers == set(range(1, exchanges + 1)) and all(line["noise"] == 0.01 for line in releases)
+    assert result.summary["privacy"]["releases"] == exchanges, "also what came after the last round"
+    whole = result.summary["privacy"]["epsilon"]
+    assert whole == gaussian_epsilon({0.01: exchanges}, 1e-5)
+    assert f"({whole:.3g}, 1e-05) for all sums" in result.report().read_text()
     spent = result.history[-1]["privacy"]
     assert spent["releases"] == result.history[-1]["exchange"] and spent["epsilon"] > 0
     without = settings(

@@ -245,9 +245,7 @@ class Party:
 
     def begin(self, numbers: Mapping[str, str], shares: Mapping[str, str]) -> None:
         """Take everybody's number and share; ``AgreementError`` unless they are those that were promised."""
-        if not self.offers:
-            raise AgreementError("nobody has signed yet")
-        if set(numbers) != set(self.offers) or set(shares) != set(self.offers) - {self.name}:
+        if not self.offers or set(numbers) != set(self.offers) or set(shares) != set(self.offers) - {self.name}:
             raise AgreementError("numbers or shares of other sites than have signed")
         for name, number in numbers.items():
             if hashlib.sha256(_bytes(number)).hexdigest() != self.offers[name].commitment:

@@ -45,7 +45,6 @@ from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.site.site import encoding_here, need_trust
 from fedtail.federate.summed import check_sums_only, groups_of
-from fedtail.files import write_atomically
 from fedtail.models.encoders.base import Encoding
 
 SLACK = 1 + 1e-4
@@ -285,7 +284,7 @@ class Member:
         if before.setdefault(self.keys[0].digest, found) != found:
             raise AgreementError("other clusters of the same sites than in an earlier run; give them as they were")
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(file, json.dumps(before))
+        write_durably(file, [json.dumps(before).encode()])
 
     def reveal(self, offers: dict[str, Offer]) -> tuple[str, dict[str, str]]:
         """Its part of the seed and of the common key, once everybody has signed the same."""
