@@ -62,8 +62,6 @@ SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "de
 """Of the settings, what sites sign; the rest is the server's own business."""
 OWN_BUSINESS = ("name", "folder", "checkpoint_every", "seed")
 """Of ``[run]``, what they do not sign; the seed is theirs to draw."""
-
-
 FILES = ("model.safetensors", "model.json")
 DOCUMENT = "agreement.json"
 """In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
@@ -238,9 +236,9 @@ def run_document(
         here.model = model.at(k) if isinstance(model, TreesModel) else here.model
 
     def spent() -> dict[str, Any]:
-        """What a run with noise has cost so far: every exchange is a release."""
-        done = totals.number
-        return {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)} if noise else {}
+        done = totals.number  # every exchange is a release
+        cost = {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)}
+        return {"privacy": {"mode": "shares", "noise": noise, "delta": DELTA, **cost}} if noise else {}
 
     summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine, spent)
     found, notes = settled_by_sizes(asked, mean)
@@ -263,8 +261,7 @@ def run_document(
     def amended(record: dict[str, Any]) -> None:
         summed.end_round()
         record["exchange"] = totals.number
-        if noise:
-            record["privacy"] |= spent()
+        record |= spent()
         if amend is not None:
             amend(record)
 

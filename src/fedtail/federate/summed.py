@@ -61,7 +61,7 @@ class SummedEngine:
     """(groups,) training samples."""
     name: str
     spent: Callable[[], dict[str, Any]] = dict
-    """What noise has cost so far, where there is some."""
+    """What a round's record tells of the noise so far, where there is some."""
     takes_rivals = False
 
     def __post_init__(self) -> None:
@@ -75,8 +75,7 @@ class SummedEngine:
         self._states: dict[int, Tensors] = {}
         self._left: dict[int, list[Tensors]] = {}
         self._confusion: tuple[Tensor, dict[str, np.ndarray]] | None = None
-        self._why = ""
-        """What local training ended with here, where it failed."""
+        self._why = ""  # what local training has ended with here, where it failed
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -251,7 +250,7 @@ class SummedEngine:
 
     def info(self) -> dict[str, Any]:
         about = {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}
-        return {**about, "privacy": self.spent()}
+        return {**about, "told": self.spent()}
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -298,8 +297,8 @@ def check_alike(task: Task, groups: Sequence[Sequence[int]]) -> None:
             raise FedtailError(f"{said}; use rates.name = 'uniform' or 'fedhoo_clusters', and one rates.base_rate")
 
 
-def groups_of(settings: Settings, n_clients: int) -> list[list[int]]:
-    """The clusters whose sums are told apart: those of FedHOO's labels, or all clients in one."""
+def groups_of(settings: Settings, n_clients: int, least: int = LEAST) -> list[list[int]]:
+    """The clusters, of at least so many, whose sums are told apart: those of FedHOO's labels, or all clients in one."""
     where = f"deploy.trust = {settings.deploy.trust!r}"
     if settings.rates.name == "fedhoo":
         raise FedtailError(
@@ -312,6 +311,6 @@ def groups_of(settings: Settings, n_clients: int) -> list[list[int]]:
     if not labels or len(labels) != n_clients:
         raise FedtailError(f"{where}: clusters are agreed, not found; give rates.labels, one for each of the sites")
     found = {name: [k for k, v in enumerate(labels) if str(v) == name] for name in sorted(map(str, labels))}
-    if small := [name for name, members in found.items() if len(members) < LEAST]:
-        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {LEAST} sites; merge it with another")
+    if small := [name for name, members in found.items() if len(members) < least]:
+        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {least} sites; merge it with another")
     return list(found.values())

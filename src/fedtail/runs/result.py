@@ -206,8 +206,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "influence": influence_of(state.history, problem.engine.n_clients),
     }
     info = problem.engine.info()
-    if spent := info.pop("privacy", {}):  # also on what came after the last round
-        last = {**last, "privacy": {**last.get("privacy", {}), **spent}}
+    last = {**last, **info.pop("told", {})}  # what has changed since the last round
     summary: dict[str, Any] = {
         "rounds": state.round,
         "selected_round": state.round if best is None else best.round,

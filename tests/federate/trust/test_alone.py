@@ -124,7 +124,8 @@ def test_a_sum_covers_as_many_sites_as_the_policy_says(tmp_path: Path) -> None:
     names, sites = open_sites(tmp_path / "sites", config, Policy(min_sites=5))
     document = json.loads(json.dumps(agreed.write_document(config, agreed.declared_schema(config), names, "run")))
     reply = unpack(sites[0].handle(Phase.OFFER, pack(Parcel({"document": document}))))
-    assert reply.meta == {"error": "policy-sites"}
+    assert reply.meta == {"error": "site"}
+    assert "fewer than 5 sites" in (sites[0].folder / "audit.jsonl").read_text()
 
 
 # -- who can answer ---------------------------------------------------------------------------------------------------

@@ -57,13 +57,9 @@ class Policy(Section):
     def check_document(self, document: dict[str, Any]) -> None:
         """Raise ``PolicyError`` for a document that this site does not sign; before anything of it is built."""
         self.check_trust(str(document["trust"]))
-        self.check_sites(len(document["sites"]))
-        self.check_code(document)
-
-    def check_sites(self, n: int) -> None:
-        """Raise unless so many sites are enough for a sum."""
-        if n < self.min_sites:
+        if len(document["sites"]) < self.min_sites:
             raise PolicyError("policy-sites", f"fewer sites than policy.min_sites = {self.min_sites}")
+        self.check_code(document)
 
     def check_code(self, document: dict[str, Any]) -> None:
         """Raise ``PolicyError`` for a method or code of a document that this site does not run. Wherever a text is that

@@ -51,8 +51,6 @@ SLACK = 1 + 1e-4
 """More noise than the multiplier asks for: it covers rounding."""
 Ask = Callable[[int, Parts], Parcel]
 """(number, answer) -> what came of an exchange, when the next question has brought it."""
-
-
 ANSWER, BEFORE = "answer/", "before/"
 """Parts of what a site has on disk of an exchange: its answer, and the sum of the exchange before."""
 
@@ -239,7 +237,8 @@ class Member:
             counted.find_model(self.home, document["model"])
         else:
             self._check_run(document)
-            self._check_clusters(groups_of(settings_of(document), len(document["sites"])), document["sites"])
+            groups = groups_of(settings_of(document), len(document["sites"]), self.policy.min_sites)
+            self._check_clusters(groups, document["sites"])
         party = Party(self.name, document)
         self._save("offer", party)
         return party.offer(key, roster)
@@ -276,7 +275,6 @@ class Member:
     def _check_clusters(self, groups: list[list[int]], names: list[str]) -> None:
         """Clusters go with the list of sites: sums over other clusters of the same sites would tell, by difference, of
         single ones."""
-        self.policy.check_sites(min(map(len, groups)))
         if len(groups) == 1:
             return
         file, found = self.folder / "clusters.json", sorted(sorted(names[k] for k in group) for group in groups)
