@@ -102,7 +102,7 @@ def test_an_update_beyond_fixed_point_stops_the_run_and_wraps_nothing(tmp_path: 
     rough = {"local": {"batch_size": 32, "lr": 50.0}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
     config = settings(tmp_path, **rough)
     names, sites = open_sites(tmp_path / "sites", config)
-    with pytest.raises(FedtailError, match="local training was not finite; lower local"):
+    with pytest.raises(FedtailError, match=r"whose training diverged \(lower local.lr\): its audit"):
         federate(config, Wires(sites), names)
     said = (tmp_path / "sites" / names[0] / "audit.jsonl").read_text().splitlines()[-1]
     assert "lower local.lr" in said
@@ -249,6 +249,10 @@ def test_every_sum_of_a_private_run_has_noise_and_a_price(tmp_path: Path) -> Non
     numbers = {int(line["key"].rpartition("/")[2]) for line in releases}
     exchanges = max(numbers)
     assert numbers == set(range(1, exchanges + 1)) and all(line["noise"] == 0.01 for line in releases)
+    assert result.summary["privacy"]["releases"] == exchanges, "also what came after the last round"
+    whole = result.summary["privacy"]["epsilon"]
+    assert whole == gaussian_epsilon({0.01: exchanges}, 1e-5)
+    assert f"({whole:.3g}, 1e-05) for all sums" in result.report().read_text()
     spent = result.history[-1]["privacy"]
     assert spent["releases"] == result.history[-1]["exchange"] and spent["epsilon"] > 0
     without = settings(

@@ -198,7 +198,7 @@ def check_offers(roster: Roster, document: str, offers: Mapping[str, Offer]) -> 
             raise AgreementError(f"{name!r} has another list of sites (sites.pub); compare fingerprints")
         if offer.document != document:
             raise AgreementError(f"{name!r} has signed another document")
-    if len({offer.key for offer in offers.values()}) < len(offers):
+    if len({_bytes(offer.key) for offer in offers.values()}) < len(offers):
         raise AgreementError("two sites offer the same key")
 
 
@@ -245,7 +245,7 @@ class Party:
 
     def begin(self, numbers: Mapping[str, str], shares: Mapping[str, str]) -> None:
         """Take everybody's number and share; ``AgreementError`` unless they are those that were promised."""
-        if set(numbers) != set(self.offers) or set(shares) != set(self.offers) - {self.name}:
+        if not self.offers or set(numbers) != set(self.offers) or set(shares) != set(self.offers) - {self.name}:
             raise AgreementError("numbers or shares of other sites than have signed")
         for name, number in numbers.items():
             if hashlib.sha256(_bytes(number)).hexdigest() != self.offers[name].commitment:
