@@ -237,7 +237,6 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     fault = {"client": 1, "round": 1, "reason": "no reply within 20 s"}
     status = Status(deployment.server / "run.json", settings(), 7)
     status.write(state="training", round=2, errors=[fault])
-    (deployment.server / "run.id").write_text("7\n")
     with (deployment.server / RUN_LOCK).open("w") as lock:  # held by the process that trains, as long as it lives
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert runs.where(deployment)["state"] == "training"

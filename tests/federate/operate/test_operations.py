@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedtail.federate.operate.control import Control
 from fedtail.federate.operate.create import LAST_CONFIG, create_deployment, write_config
 from fedtail.federate.operate.doctor import advice
 from fedtail.federate.operate.processes import free_port
+from fedtail.federate.status import Status
 from fedtail.runs.config import changed, load_config
 from tests.federate.conftest import settings
 from tests.federate.operate.test_membership import call
@@ -63,13 +65,52 @@ def test_a_question_between_a_run_and_its_resumption_is_not_resumed_in_its_place
 ) -> None:
     last = write_config(deployment, load_config(deployment.config, ["run.name=second"])).read_text()
     asked: list[Any] = []
-    control = SimpleNamespace(start_run=lambda **given: asked.append(given) or 1)
+    control = SimpleNamespace(start_run=lambda **given: asked.append(given) or 1, active=list)
     monkeypatch.setattr(runs, "Control", lambda deployment: nullcontext(control))
     monkeypatch.setattr(runs, "write_question", lambda *_: {})
     monkeypatch.setattr(runs, "wait", lambda *_: {"counts": {}})
     monkeypatch.setattr(runs.Scores, "from_json", lambda told: told)
     runs.count(deployment, "evaluate", deployment.runs / "second")
     assert (deployment.server / LAST_CONFIG).read_text() == last and load_config(asked[0]["config"]).run.name is None
+
+
+def test_a_question_that_nobody_waits_for_any_more_is_ended(deployment: Deployment, monkeypatch) -> None:
+    """At the server it would wait for a site that is away, a day long, and no run could begin."""
+    active, stopped = [5], list[int]()
+
+    def begun(**_: object) -> int:
+        active.append(6)
+        return 6
+
+    control = SimpleNamespace(
+        start_run=begun, active=lambda: list(active), stop_run=lambda run: active.remove(run) or not stopped.append(run)
+    )
+    monkeypatch.setattr(runs, "Control", lambda deployment: nullcontext(control))
+    monkeypatch.setattr(runs, "is_healthy", lambda deployment: True)
+    monkeypatch.setattr(runs, "write_question", lambda *_: {})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "wait", interrupted)
+    with pytest.raises(FedtailError, match="already active; stop it first with `fedtail deploy stop"):
+        runs.count(deployment, "evaluate", deployment.runs / "second")
+    Status(deployment.server / runs.RUN, settings(), 5).write(state="finished")
+    with pytest.raises(KeyboardInterrupt):
+        runs.count(deployment, "evaluate", deployment.runs / "second")
+    assert 6 in stopped and not active and not runs.stop(deployment)
+    active.append(7)
+    assert runs.stop(deployment) and 7 in stopped
+
+
+def test_machines_get_one_object_of_a_run_that_was_begun_and_of_what_doctor_finds(
+    deployment: Deployment, monkeypatch
+) -> None:
+    monkeypatch.setattr(runs, "start", lambda *_, resume: 1 << 63)
+    for words in (("run", deployment.folder, "--detach"), ("doctor", deployment.folder)):
+        told = json.loads(call(*words, "--json")[1].splitlines()[-1])
+        assert told.get("started", str(1 << 63)) == str(1 << 63)
+        assert all({"level", "subject", "message"} <= set(each) for each in told.get("findings", []))
 
 
 def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> None:

@@ -93,6 +93,10 @@ class Control:
         status = found[run_id].status
         return f"{status.status}:{status.sub_status}".rstrip(":"), status.details
 
+    def active(self) -> list[int]:
+        """Return the runs that have not ended, questions included."""
+        return [run for run in self._call("ListRuns", ListRunsRequest()).run_dict if not self.is_over(run)]
+
     def is_over(self, run_id: int) -> bool:
         """Return whether a run has ended, or is forgotten."""
         return self.run_status(run_id)[0].startswith(OVER)
