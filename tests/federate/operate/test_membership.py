@@ -49,6 +49,15 @@ def test_sites_with_data_of_their_own_may_be_any_number(tmp_path: Path) -> None:
     assert load_site(made.site("west") / "site.toml").data["kind"] == "table"
 
 
+def test_a_public_half_that_was_lost_is_written_again_for_the_same_key(deployment: Deployment) -> None:
+    site = deployment.site("north")
+    lost, listed = (site / "site.pub").read_text(), (site / "sites.pub").read_text()
+    (site / "site.pub").unlink()
+    assert membership.own_key(site)[0] == lost.strip() and (site / "site.pub").read_text() == lost
+    assert key_matches(site) and (site / "sites.pub").read_text() == listed
+    assert membership.own_key(site, new=True)[0] != lost.strip() and key_matches(site)
+
+
 def test_sites_with_data_of_their_own_make_their_own_keys(tmp_path: Path) -> None:
     """The server's folder never holds a private key of a site; a new key takes the place of a lost one."""
     assert call("init", tmp_path / "fed", "--sites", "north,south", "--own-data", "--port", free_port())[0] == 0

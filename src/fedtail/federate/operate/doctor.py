@@ -122,13 +122,16 @@ def check_key(folder: Path, name: str) -> list[Finding]:
         return [Finding("error", name, f"{public} is missing; make a key at the site with `fedtail site keys`")]
     if not private.is_file():
         return []
-    if not key_matches(folder):
-        return [Finding("error", name, "site.key and site.pub do not match")]
-    if not listed.is_file():
-        return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
-    if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
-        other = "sites.pub and site.key have different keys for this site; distribute the new list"
-        return [Finding("error", name, other)]
+    try:
+        if not key_matches(folder):
+            return [Finding("error", name, "site.key and site.pub do not match; `fedtail site keys` writes site.pub")]
+        if not listed.is_file():
+            return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
+        if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
+            other = "sites.pub and site.key have different keys for this site; distribute the new list"
+            return [Finding("error", name, other)]
+    except FedtailError as error:
+        return [Finding("error", name, str(error))]
     return _private(private)
 
 
@@ -140,8 +143,8 @@ def check_connection(address: str, ca: Path) -> list[Finding]:
     try:
         with httpx.Client(verify=ssl.create_default_context(cafile=str(ca)), timeout=10) as client:
             answer = client.post(f"https://{address}/v1/control/list-nodes", headers={"content-type": PROTOBUF})
-    except httpx.HTTPError as error:
-        return [Finding("error", "server", f"{address} cannot be reached over TLS: {error}")]
+    except (httpx.HTTPError, OSError) as error:  # a ca.crt that is none, too
+        return [Finding("error", "server", f"{address} cannot be reached over TLS with {ca}: {error}")]
     out = [Finding("ok", "server", f"{address} answers over TLS")]
     if answer.status_code not in (403, 404):
         out.append(Finding("warning", "server", f"{address} exposes the control path; the proxy should block it"))

@@ -187,7 +187,9 @@ def alone(folder: Path) -> Iterator[None]:
 def read_health(folder: Path) -> Health:
     """Return a site's health; ``down`` where no service runs."""
     config, file = load_site(folder / "site.toml"), folder / "health.json"
-    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(config.name, config.server)
+    known = Health(config.name, config.server)
+    with contextlib.suppress(OSError, ValueError, TypeError):  # none yet, or of another version
+        known = Health(**json.loads(file.read_text()))
     if not is_locked(folder / "service.lock"):
         known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
     return known
