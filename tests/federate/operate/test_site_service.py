@@ -87,7 +87,7 @@ def test_a_server_that_cannot_be_reached_is_waited_for_and_one_that_can_for_a_wh
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("raise SystemExit(3)", "exited with code 3; restarting it"),
+        ("raise SystemExit(3)", "exited with code 3; find out why: fedtail deploy doctor --site "),
         ("import time; time.sleep(3600)", "although the server is reachable; restarting it"),
     ],
 )

@@ -109,8 +109,13 @@ def renew_certificate(deployment: Deployment) -> str:
     server = deployment.server
     if not (server / "ca.key").is_file():
         raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
-    hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
-    make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost")
+    with contextlib.suppress(FedtailError):  # it may be lost
+        hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
+    try:
+        make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
+    except (OSError, ValueError, TypeError) as error:
+        raise FedtailError(f"the CA in {str(server)!r} cannot sign: restore ca.key and ca.crt ({error})") from None
     return f"{inspect_certificate(server / 'server.crt', server / 'ca.crt').ends:%Y-%m-%d}"
 
 

@@ -131,10 +131,13 @@ class Control:
 
 
 def no_answer(deployment: Deployment) -> FedtailError:
-    """One line for a SuperLink that is down."""
+    """One line for a SuperLink that is down, or that nobody believes."""
+    where = f"{deployment.host}:{deployment.port}"
+    if "CERTIFICATE_VERIFY" in (fault := tls_fault(where, deployment.server / "ca.crt", 2.0)):
+        renew = f"`fedtail deploy renew {deployment.shown}`"
+        return FedtailError(f"the SuperLink's certificate is not valid ({fault}); {renew}, and start its unit again")
     return FedtailError(
-        f"no SuperLink answers at {deployment.host}:{deployment.port}; start its unit, or for a rehearsal: "
-        f"fedtail deploy up {deployment.shown}"
+        f"no SuperLink answers at {where}; start its unit, or for a rehearsal: fedtail deploy up {deployment.shown}"
     )
 
 

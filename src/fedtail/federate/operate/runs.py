@@ -14,7 +14,7 @@ from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import OVER, Control, is_healthy
 from fedtail.federate.operate.create import write_config
 from fedtail.federate.status import RUN_LOCK, follow
-from fedtail.files import is_locked, write_atomically
+from fedtail.files import is_locked, read_json, write_atomically
 from fedtail.runs.config import load_config
 from fedtail.runs.monitor import Seen
 from fedtail.settings import Settings
@@ -101,7 +101,7 @@ def where(deployment: Deployment) -> dict[str, Any]:
 def read_status(deployment: Deployment, run_id: int | None = None, path: Path | None = None) -> dict[str, Any]:
     """Return what the running or last run reports; empty if none has started, or if it is not the one asked for."""
     path = path or deployment.server / RUN
-    now = dict(json.loads(path.read_text())) if path.is_file() else {}
+    now = read_json(path)
     return now if run_id is None or now.get("run") == str(run_id) else {}
 
 

@@ -124,7 +124,9 @@ class SiteService:
         reachable = 0.0  # seconds for which the server could be reached and yet did not answer
         while not self.stopping.wait(self.look):
             if (code := process.poll()) is not None:
-                return f"the SuperNode exited with code {code}"
+                doctor = f"; find out why: fedtail deploy doctor --site {self.folder} --server {self.address}"
+                met = self.health.contact >= self.health.started
+                return f"the SuperNode exited with code {code}{'' if met else doctor}"
             with contextlib.suppress(OSError):  # none yet
                 self.health.contact = self.contact.stat().st_mtime
             silent = time.time() - max(self.health.contact, self.health.started)
