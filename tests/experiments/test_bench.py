@@ -18,6 +18,8 @@ from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.runs.config import check_config
+from fedtail.study.cells import Cell, run_cells
+from fedtail.study.compare import validation_score
 from fedtail_experiments.bench.leaderboard import rank_submissions, to_markdown, write_board
 from fedtail_experiments.bench.running import (
     Row,
@@ -318,3 +320,17 @@ def test_trees_take_the_tables_with_a_grid_of_their_own_and_stand_beside_the_ran
     page = to_markdown(board, suite)
     assert page.count("Trees (beside the ranking)") == 1 and "| 0.730 ± 0.014 |" in page
     assert [p.title for p in rank_submissions([trees]).places] == ["Trees"]
+
+
+def test_a_method_that_changes_the_model_after_the_last_round_is_tuned_by_what_it_made(tmp_path: Path) -> None:
+    base = {**SMALL.sets[0].settings, "method.name": "ccvr", "run.rounds": 1, "method.virtual": 50}
+    cells = [
+        Cell(f"step {lr:g}", check_config(layered([base, {"method.steps": steps, "method.step_lr": lr}])))
+        for steps, lr in ((0, 0.1), (30, 0.001), (30, 0.3))
+    ]
+    found = run_cells(cells, tmp_path)
+    assert [o.error for o in found] == [None] * 3
+    plain, little, much = (validation_score(o, "macro_f1") for o in found)
+    assert len({plain, little, much}) > 1, "else the race would choose its own settings by chance"
+    final = json.loads((found[2].folder / "result.json").read_text())["validation"]["macro_f1"]
+    assert much == final and much != plain

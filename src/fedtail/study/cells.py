@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.registry import Pooled
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
+from fedtail.registry import is_own
 from fedtail.runs.build import load_pooled
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
@@ -41,15 +43,17 @@ LATER: dict[str, Any] = {"deploy.trust": "server", "deploy.after": "", "decision
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid. ``label`` is for people; the digest of its settings identifies it."""
+    """One run of a grid. ``label`` is for people; the digest of its settings, and of files they name, identifies it."""
 
     label: str
     config: Settings
 
-    @property
+    @cached_property
     def digest(self) -> str:
         keys = {k: v for k, v in result_keys(self.config).items() if LATER.get(k, ...) != v}
-        text = json.dumps({**FORMER, **keys}, sort_keys=True, default=str)
+        values = [each for v in keys.values() for each in (v if isinstance(v, (list, tuple)) else [v])]
+        files = {f"file {word}": found for word in values if isinstance(word, str) and (found := content(word))}
+        text = json.dumps({**FORMER, **keys, **files}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def folder(self, base: Path) -> Path:
@@ -58,6 +62,19 @@ class Cell:
         own = base / f"{name}-{self.digest}"
         begun = [] if own.exists() else sorted(base.glob(f"*-{self.digest}"))
         return begun[0] if begun else own
+
+
+def content(word: str) -> str:
+    """The hash of the file that a setting names, if it names one: a table, or the user's own code as this process has
+    it, which reads code once."""
+    path = Path(word.rpartition(":")[0] if is_own(word) else word).resolve()
+    return _hash(path, 0 if is_own(word) else path.stat().st_mtime_ns) if path.suffix and path.is_file() else ""
+
+
+@cache
+def _hash(path: Path, changed_at: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -173,8 +190,11 @@ def in_processes(workers: int) -> Launcher:
                 done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell = pending.pop(future)
-                    error = future.exception()
-                    yield Outcome(cell, cell.folder(base), error=future.result() if error is None else in_words(error))
+                    error, folder = future.exception(), cell.folder(base)
+                    said = future.result() if error is None else in_words(error)
+                    if said is None and not finished(folder):  # it has found another digest than this process
+                        said = "a file that its settings name has changed since; run the same command again"
+                    yield Outcome(cell, folder, error=said)
         except BaseException:  # Ctrl-C, or a caller that wants no more: cells in mid-run have their checkpoints
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
