@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.registry import Pooled
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
+from fedtail.files import hash_file
 from fedtail.registry import is_own
 from fedtail.runs.build import load_pooled
 from fedtail.runs.config import changed, check_config, result_keys
@@ -34,6 +35,7 @@ from fedtail.settings import RETIRED, Settings
 
 _latest: dict[str, Pooled] = {}
 """What the cells of a grid train on is read once by a process that runs several of them: the latest is kept."""
+CHANGED = "a file that its settings name has changed since; run the same command again"
 FREE_THEN = ("deploy.wait", "deploy.memory_mb", "deploy.metrics_port", "run.trackers", "data.bad_rows")
 FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items() if key not in FREE_THEN}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
@@ -51,8 +53,7 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         keys = {k: v for k, v in result_keys(self.config).items() if LATER.get(k, ...) != v}
-        values = [each for v in keys.values() for each in (v if isinstance(v, (list, tuple)) else [v])]
-        files = {f"file {word}": found for word in values if isinstance(word, str) and (found := content(word))}
+        files = {f"file {v}": found for v in keys.values() if isinstance(v, str) and (found := content(v))}
         text = json.dumps({**FORMER, **keys, **files}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -65,16 +66,9 @@ class Cell:
 
 
 def content(word: str) -> str:
-    """The hash of the file that a setting names, if it names one: a table, or the user's own code as this process has
-    it, which reads code once."""
-    path = Path(word.rpartition(":")[0] if is_own(word) else word).resolve()
-    return _hash(path, 0 if is_own(word) else path.stat().st_mtime_ns) if path.suffix and path.is_file() else ""
-
-
-@cache
-def _hash(path: Path, changed_at: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The hash of the file that a setting names, the user's own code or table; empty if it names none."""
+    path = Path(word.rpartition(":")[0] if is_own(word) else word)
+    return hash_file(path) if path.suffix and path.is_file() else ""
 
 
 @dataclass(frozen=True)
@@ -192,9 +186,7 @@ def in_processes(workers: int) -> Launcher:
                     cell = pending.pop(future)
                     error, folder = future.exception(), cell.folder(base)
                     said = future.result() if error is None else in_words(error)
-                    if said is None and not finished(folder):  # it has found another digest than this process
-                        said = "a file that its settings name has changed since; run the same command again"
-                    yield Outcome(cell, folder, error=said)
+                    yield Outcome(cell, folder, error=said or (None if finished(folder) else CHANGED))
         except BaseException:  # Ctrl-C, or a caller that wants no more: cells in mid-run have their checkpoints
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()

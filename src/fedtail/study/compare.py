@@ -158,9 +158,8 @@ def best_by_validation(outcomes: Sequence[Outcome], metric: str) -> list[Outcome
 
 
 def validation_score(outcome: Outcome, metric: str) -> float:
-    """The run's last validation metric, negative where less is better; minus infinity for a failed run. It is that of
-    the final model where the rounds did not take it: a metric of probabilities, a method that changes the model after
-    the last round."""
+    """The run's last validation metric, negative where less is better; minus infinity for a failed run. Of the final
+    model where the rounds did not take it: a metric of probabilities, a method that changes the model afterwards."""
     if outcome.error is not None:
         return -math.inf
     last: dict[str, Any] = {}
