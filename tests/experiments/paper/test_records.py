@@ -165,11 +165,13 @@ def test_single_runs_are_listed_with_what_was_changed_and_their_validation_where
     runs = [
         run("FedAvg + U", 0, 0.9, overrides={"local.lr": 0.4}, validation={"macro_f1": 0.7}, seconds=2.0),
         run("FedAvg + U", 0, 0.8, overrides={"local.lr": 0.2}),
+        run("FedAvg + U", 1, 0.6, overrides={"local.lr": 0.2}),
         run("FedAvg + U", 0, 0.7),
     ]
-    _, _, first, second = listed(view, runs).splitlines()
+    _, _, first, second, third = listed(view, runs).splitlines()
     assert first == "| FedAvg + U | lr 0.4 | .900 | .700 | 2 s |"
     assert second == "| FedAvg + U | lr 0.2 | .800 | – |  |"
+    assert third == "| FedAvg + U | lr 0.2, seed 1 | .600 | – |  |"
 
 
 def test_a_cell_below_the_majority_class_is_marked_and_named() -> None:
