@@ -44,7 +44,7 @@ BELOW = "‡"
 """Marks figures below always answering the most frequent class."""
 MARK = re.compile(r"<!-- table ([\w.-]+) -->\n(.*?)<!-- end -->", re.S)
 OLD = "†"
-"""Marks figures that were taken over from before there were records."""
+"""Marks figures with a run in them that was taken over from before there were records."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,6 @@ def _cell(
     if (*place, row) in tests:
         apart, p = tests[*place, row]
         shown += f" ({difference(apart)}, p {p_value(p)})"
-    shown += f" ×{mine.seeds}" + (OLD if mine.imported else "") + (BELOW if mine.below_floor else "")
+    shown += f" ×{mine.seeds}" + (OLD if mine.older else "") + (BELOW if mine.below_floor else "")
     paper = grid.reported(place[0], row, place[1])
     return shown if paper is None else f"{shown} [{number(paper, 4)}]"
