@@ -155,7 +155,7 @@ class ServerSettings(Section):
     aggregate: Literal["auto", "mean", "bounded", "krum"] = "auto"
     """How updates are combined: their weighted ``mean``; the mean after outliers are pulled towards the others
     (``bounded``); or the mean without the sites that agree least with their neighbours (``krum``). ``auto``:
-    ``bounded`` in a real federation, ``mean`` in the simulator. Needs three sites or more."""
+    ``bounded`` in a real federation, ``mean`` in the simulator and with SCAFFOLD. Needs three sites or more."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad", "auto"] = "none"
     """How the server applies a round's aggregate: directly, or with FedAvgM, FedAdam, FedYogi or FedAdagrad. ``auto``:

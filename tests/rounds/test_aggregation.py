@@ -11,8 +11,9 @@ import torch
 from fedtail.core.records import Update
 from fedtail.core.robust import bounded, capped, centre, distances
 from fedtail.errors import FedtailError
+from fedtail.methods import METHODS
 from fedtail.rounds import aggregation
-from fedtail.rounds.aggregation import Gathered, check_aggregate, combine, limited
+from fedtail.rounds.aggregation import Gathered, check_aggregate, combine, limited, rule_of
 from fedtail.settings import Settings
 
 
@@ -34,7 +35,7 @@ def updates(*deltas: list[float], probes: int = 1) -> list[Update]:
 
 
 HONEST = [[1.0, 0.2, 0.0], [0.9, -0.2, 0.1], [1.1, 0.1, -0.1], [1.0, 0.0, 0.1]]
-PROBLEM = SimpleNamespace(real=True)
+PROBLEM = SimpleNamespace(real=True, method=METHODS.build("fedavg"))
 
 
 def step(rule: str, deltas: list[list[float]], weights: list[float], reach: float = aggregation.REACH) -> np.ndarray:
@@ -130,7 +131,14 @@ def test_candidates_of_a_search_are_bounded_as_the_model_is() -> None:
 def test_a_rule_that_is_no_mean_is_refused_under_central_noise() -> None:
     settings = Settings.of(server={"aggregate": "krum"}, privacy={"mode": "central"})
     with pytest.raises(FedtailError, match="is calibrated for a mean"):
-        check_aggregate(SimpleNamespace(real=True), settings)
+        check_aggregate(PROBLEM, settings)
+
+
+def test_control_variates_are_averaged_as_they_are() -> None:
+    scaffold = SimpleNamespace(real=True, method=METHODS.build("scaffold"))
+    assert rule_of(PROBLEM, Settings()) == "bounded" and rule_of(scaffold, Settings()) == "mean"
+    with pytest.raises(FedtailError, match="'bounded' does not work with method 'scaffold'"):
+        check_aggregate(scaffold, Settings.of(server={"aggregate": "bounded"}))
 
 
 @pytest.mark.parametrize("hostile", [[-50.0, 3.0, 0.0], [2.0, 9.0, 1.0]])

@@ -130,6 +130,8 @@ class Traits:
     """What the model's output layer must be; one of ``models.registry.CLASSIFIERS``."""
     plain_steps: str = ""
     """Why its steps must be taken as they are, where ``local.optimizer`` may not change them; empty if it may."""
+    plain_mean: str = ""
+    """Why updates must be averaged as they are, where ``server.aggregate`` may change none; empty if it may."""
     optimizer: str = "sgd"
     """What becomes of its direction at a client; see ``methods.optimizers``."""
     stateful_loss: bool = False

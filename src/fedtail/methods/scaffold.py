@@ -32,6 +32,7 @@ class Scaffold(Method):
     wire = "one more model-sized vector each way (control variates)"
     client_state = "control variate c_k, model-sized"
     plain_steps = "control variates are computed from plain gradient steps"
+    plain_mean = "a client keeps the whole of its control variate, which the server's must be the mean of"
 
     # -- client
 

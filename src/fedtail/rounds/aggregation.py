@@ -35,11 +35,13 @@ SUSPECTS = 0.2
 """Share of the sites that may be hostile, which ``krum`` drops."""
 
 
-def rule_of(settings: Settings, real: bool) -> str:
-    """Return the rule in force: ``bounded`` for ``auto`` at real sites, unless central privacy needs a mean."""
+def rule_of(problem: Problem, settings: Settings) -> str:
+    """Return the rule in force: ``bounded`` for ``auto`` at real sites, unless central privacy or the method needs a
+    mean."""
     if settings.server.aggregate != "auto":
         return settings.server.aggregate
-    return "bounded" if real and settings.privacy.mode != "central" else "mean"
+    plain = settings.privacy.mode == "central" or problem.method.traits.plain_mean
+    return "bounded" if problem.real and not plain else "mean"
 
 
 def limited(weights: np.ndarray, server: ServerSettings, real: bool) -> np.ndarray:
@@ -51,11 +53,16 @@ def limited(weights: np.ndarray, server: ServerSettings, real: bool) -> np.ndarr
 
 def check_aggregate(problem: Problem, settings: Settings) -> None:
     """Refuse a rule that breaks a promise."""
-    rule = rule_of(settings, problem.real)
+    rule, method = rule_of(problem, settings), problem.method
     if rule != "mean" and settings.privacy.mode == "central":
         raise FedtailError(
             f"server.aggregate = {rule!r}: the noise of privacy.mode = 'central' is calibrated for a mean; use 'mean' "
             "or 'auto'"
+        )
+    if rule != "mean" and method.traits.plain_mean:
+        raise FedtailError(
+            f"server.aggregate = {rule!r} does not work with method {method.name!r}: {method.traits.plain_mean}; use "
+            "'mean' or 'auto'"
         )
 
 
@@ -67,7 +74,7 @@ class Gathered:
         server = settings.server
         self.raw, self.server = updates, server
         summed = any(u.members for u in updates)  # sums of clients, which nothing can be told of each
-        self.rule = rule_of(settings, problem.real) if len(updates) > 2 and not summed else "mean"
+        self.rule = rule_of(problem, settings) if len(updates) > 2 and not summed else "mean"
         self.updates, self.weights = list(updates), weights if summed else limited(weights, server, problem.real)
         self.mix = np.eye(len(updates))
         """What each update was made of: row k of (S, S) is in terms of the updates as they came."""
