@@ -215,8 +215,7 @@ def run_document(
         plain = {"augment": None, "model_options": {}, **document["schema"]}
         schema = {**plain, **known, "transform": asdict(start.transform)}
     first = job_of(asked, schema, document["run"], engine)
-    home, where = folder.parent, torch.device(device)
-    owned = {k: prepare(one, first, k, home, where, home / "rows.sha256") for k, one in data.items()}
+    owned = {k: prepare(one, first, k, folder.parent, torch.device(device), True) for k, one in data.items()}
     sizes = group_sizes(totals, {k: len(here.client.train) for k, here in owned.items()}, noise)
     mean = np.full(len(names), sizes.sum() / len(names))
     settings = settled(asked, mean)

@@ -35,8 +35,6 @@ from fedtail.federate.operate.processes import free_port, superlink_command
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker_client
-from fedtail.federate.site.config import load_site
-from fedtail.federate.site.own import stamp
 from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.runs.config import load_config
 from tests.federate.conftest import settings
@@ -146,8 +144,7 @@ def test_init_writes_a_folder_and_a_sites_doctor_reads_its_data(tmp_path: Path) 
     ("file", "content", "message"),
     [
         ("site.toml", b'site = "north"\n', r"site = 'north' must be a table; write \[site\] above its keys"),
-        ("site.toml", b'[site]\nname = "north"\n[data]\npath = 3\n', r"\[data\] path = 3 must be text"),
-        ("site.toml", b'[site]\nname = "north"\n[data]\npath = "~/d.csv"\nschema = "s.toml"\n', r"s\.toml' does not"),
+        ("site.toml", b'[site]\nname = "north"\n[data]\npath = 3\n', r"site\.toml': \[data\] with kind = 'table': "),
         ("site.key", b"x", r"site\.key' is no key .* make another with `fedtail site keys --new`"),
         ("site.pub", b"x", r"site\.pub' is not a site's public key; `fedtail site keys` writes it"),
         ("sites.pub", b"\xff x", "has a line that is not a public key with a name"),
@@ -166,17 +163,15 @@ def test_a_file_of_a_site_that_cannot_be_read_is_one_line(
     assert re.search(message, said) and "\n" not in said, said
 
 
-def test_a_path_at_home_and_a_share_outside_its_range_are_noticed_before_a_run(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_a_share_outside_its_range_is_noticed_before_a_run(tmp_path: Path) -> None:
     pd.DataFrame({"a": [*range(20), *range(20)], "y": ["no", "yes"] * 20}).to_csv(tmp_path / "d.csv", index=False)
     schema, _ = propose_schema(tmp_path / "d.csv", "y")
     (tmp_path / "schema.toml").write_text(schema_text(schema))
     file = tmp_path / "site.toml"
     for validation, level in (("0.1", "ok"), ("1.5", "error")):
-        paths = 'path = "~/d.csv"\nschema = "~/schema.toml"'
+        paths = 'path = "d.csv"\nschema = "schema.toml"'
         file.write_text(f'[site]\nname = "north"\n[data]\n{paths}\nvalidation = {validation}\n')
         assert [f.level for f in examine_site(file) if f.subject == "data"] == [level]
-    assert any(str(tmp_path / "d.csv") in str(part) for part in stamp(load_site(file))), "a change is noticed"
 
 
 @pytest.mark.parametrize(

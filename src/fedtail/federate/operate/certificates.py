@@ -84,8 +84,7 @@ def _certify(folder: Path, file: str, name: str, days: int, hosts: list[str] | N
 
 
 def make_site_key(folder: Path, name: str) -> None:
-    """Write ``site.pub`` for ``site.key``, which is made where there is none: with them a site proves who it is. Only
-    the public half is registered."""
+    """Write ``site.pub`` for ``site.key``, made where there is none, by which a site proves who it is."""
     secret = folder / "site.key"
     if not secret.is_file():
         key = ec.generate_private_key(ec.SECP384R1())
@@ -109,13 +108,8 @@ def renew_certificate(deployment: Deployment) -> str:
     server = deployment.server
     if not (server / "ca.key").is_file():
         raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
-    hosts: tuple[str, ...] = ("127.0.0.1", "localhost")
-    with contextlib.suppress(FedtailError):  # it may be lost
-        hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
-    try:
-        make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
-    except (OSError, ValueError, TypeError) as error:
-        raise FedtailError(f"the CA in {str(server)!r} cannot sign: restore ca.key and ca.crt ({error})") from None
+    hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
+    make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
     return f"{inspect_certificate(server / 'server.crt', server / 'ca.crt').ends:%Y-%m-%d}"
 
 

@@ -103,8 +103,6 @@ class Control:
 
     def stop_run(self, run_id: int) -> bool:
         """End a run; False if it is over, be it only since a moment ago."""
-        if self.is_over(run_id):
-            return False
         try:
             self._call("StopRun", StopRunRequest(run_id=run_id))
         except FedtailError:
@@ -131,13 +129,10 @@ class Control:
 
 
 def no_answer(deployment: Deployment) -> FedtailError:
-    """One line for a SuperLink that is down, or that nobody believes."""
-    where = f"{deployment.host}:{deployment.port}"
-    if "CERTIFICATE_VERIFY" in (fault := tls_fault(where, deployment.server / "ca.crt", 2.0)):
-        renew = f"`fedtail deploy renew {deployment.shown}`"
-        return FedtailError(f"the SuperLink's certificate is not valid ({fault}); {renew}, and start its unit again")
+    """One line for a SuperLink that is down, or whose certificate nobody believes."""
+    fault = tls_fault(f"{deployment.host}:{deployment.port}", deployment.server / "ca.crt", 2.0)
     return FedtailError(
-        f"no SuperLink answers at {where}; start its unit, or for a rehearsal: fedtail deploy up {deployment.shown}"
+        f"no SuperLink answers at {fault}; start its unit, or for a rehearsal: fedtail deploy up {deployment.shown}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import ssl
 import stat
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, split_address
@@ -28,8 +28,6 @@ from fedtail.models.device import check_device
 from fedtail.version import VERSION
 
 EXPIRY_DAYS = 30
-AHEAD, BEHIND = 5.0, 300.0
-"""Seconds by which a site's clock may differ from the server's: beyond, Flower does not believe its signatures."""
 PROTOBUF = "application/protobuf"
 HINTS = {
     "not registered": "run `fedtail deploy register {folder}`",
@@ -102,7 +100,10 @@ def check_software() -> Finding:
 
 def check_certificate(deployment: Deployment) -> list[Finding]:
     """Check the server's certificate: signed by our CA, valid now and for a while, for the address sites use."""
-    seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
+    try:
+        seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
+    except FedtailError as error:
+        return [Finding("error", "certificate", str(error))]
     left = seen.ends - datetime.datetime.now(datetime.UTC)
     host, hosts = deployment.public.rpartition(":")[0], ", ".join(seen.hosts)
     renew = f"; renew it with `fedtail deploy renew {deployment.shown}`"
@@ -126,16 +127,13 @@ def check_key(folder: Path, name: str) -> list[Finding]:
         return [Finding("error", name, f"{public} is missing; make a key at the site with `fedtail site keys`")]
     if not private.is_file():
         return []
-    try:
-        if not key_matches(folder):
-            return [Finding("error", name, "site.key and site.pub do not match; `fedtail site keys` writes site.pub")]
-        if not listed.is_file():
-            return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
-        if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
-            other = "sites.pub and site.key have different keys for this site; distribute the new list"
-            return [Finding("error", name, other)]
-    except FedtailError as error:
-        return [Finding("error", name, str(error))]
+    if not key_matches(folder):
+        return [Finding("error", name, "site.key and site.pub do not match; `fedtail site keys` writes site.pub")]
+    if not listed.is_file():
+        return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
+    if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
+        other = "sites.pub and site.key have different keys for this site; distribute the new list"
+        return [Finding("error", name, other)]
     return _private(private)
 
 
@@ -150,9 +148,9 @@ def check_connection(address: str, ca: Path) -> list[Finding]:
     except (httpx.HTTPError, OSError) as error:  # a ca.crt that is none, too
         return [Finding("error", "server", f"{address} cannot be reached over TLS with {ca}: {error}")]
     out = [Finding("ok", "server", f"{address} answers over TLS")]
-    with contextlib.suppress(KeyError, ValueError, TypeError):  # an answer without a date
-        ahead = (datetime.datetime.now(datetime.UTC) - parsedate_to_datetime(answer.headers["date"])).total_seconds()
-        if not -BEHIND < ahead < AHEAD:
+    if date := answer.headers.get("date"):
+        ahead = (datetime.datetime.now(datetime.UTC) - parsedate_to_datetime(date)).total_seconds()
+        if not -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
             told = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
             out.append(Finding("error", "clock", f"{told}, which refuses to let the site in; set it by NTP"))
     if answer.status_code not in (403, 404):
@@ -182,7 +180,4 @@ def advice(deployment: Deployment, about: dict[str, Any]) -> list[str]:
     elif run.get("state") == "stopped":
         out.append(f"the run was stopped; resume with: {again}")
     out += [f"{site} is {hint}" for site, hint in absent(deployment, about["sites"]).items()]
-    try:
-        return [*out, *(f.message for f in check_certificate(deployment) if f.level != "ok")]
-    except FedtailError as error:
-        return [*out, str(error)]
+    return [*out, *(f.message for f in check_certificate(deployment) if f.level != "ok")]

@@ -11,16 +11,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.deployment import Deployment, check_site_names
 from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import write_rosters, write_site
-from fedtail.federate.protocol.agreement import Roster, read_roster
+from fedtail.federate.protocol.agreement import Roster, read_public_key, read_roster
 from fedtail.federate.site.config import load_site
 from fedtail.runs.config import load_config
 
@@ -65,12 +63,10 @@ def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Depl
 def read_line(file: Path, name: str) -> str:
     """Return the line of a site's public key from a file; one clear line if there is none."""
     try:
-        kind, data, *_ = file.read_text().split(maxsplit=2)
-        if not isinstance(load_ssh_public_key(f"{kind} {data}".encode()), EllipticCurvePublicKey):
-            raise ValueError("another type of key")
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        key = read_public_key(file)
+    except (OSError, FedtailError) as error:
         raise FedtailError(f"--key {file}: no public key as `fedtail site keys` prints it ({error})") from None
-    return f"{kind} {data} {name}\n"
+    return f"{key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()} {name}\n"
 
 
 def make_missing_keys(deployment: Deployment) -> list[str]:

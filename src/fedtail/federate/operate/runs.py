@@ -22,8 +22,6 @@ from fedtail.settings import Settings
 Show = Callable[[dict[str, Any]], None]
 """What is told of every change of a run's status."""
 ENDED = ("finished", "failed", "stopped")
-RUN, ANSWER = "run.json", "answer.json"
-"""In ``server/``: where a run stands, and a question to the sites."""
 
 
 def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
@@ -46,7 +44,7 @@ def count(
     """Have all sites count what the model in a run folder makes of their rows, without training."""
     config = load_config(deployment.config)
     question = write_question(what, folder, deployment.sites, config.deploy.trust, reference)
-    asked, answer = deployment.server / "question.json", deployment.server / ANSWER
+    asked, answer = deployment.server / "question.json", deployment.server / "answer.json"
     known = None if reference is None else reference.to_json()
     with Control(deployment) as control:
         _end_previous(deployment, control)
@@ -100,18 +98,18 @@ def where(deployment: Deployment) -> dict[str, Any]:
 
 def read_status(deployment: Deployment, run_id: int | None = None, path: Path | None = None) -> dict[str, Any]:
     """Return what the running or last run reports; empty if none has started, or if it is not the one asked for."""
-    path = path or deployment.server / RUN
+    path = path or deployment.server / "run.json"
     now = read_json(path)
     return now if run_id is None or now.get("run") == str(run_id) else {}
 
 
 def _end_previous(deployment: Deployment, control: Control, resume: bool = False) -> None:
     """End a run whose server died, for which sites would work on; what is active otherwise is an error."""
-    told = [read_status(deployment, path=deployment.server / file) for file in (RUN, ANSWER)]
-    over = {status["run"] for status in told if status.get("state") in ENDED}  # Flower hears of it a moment later
+    told = [read_status(deployment, path=deployment.server / file) for file in ("run.json", "answer.json")]
+    over = {status.get("run") for status in told if status.get("state") in ENDED}  # Flower hears of it a moment later
     for run_id in control.active():
         if resume:
             control.stop_run(run_id)
         elif str(run_id) not in over:
-            why = "a run, or a question to the sites, is already active"
-            raise FedtailError(f"{why}; stop it first with `fedtail deploy stop {deployment.shown}`")
+            again = f"stop it first with `fedtail deploy stop {deployment.shown}`"
+            raise FedtailError(f"a run, or a question to the sites, is already active; {again}")

@@ -13,6 +13,7 @@ people who have compared fingerprints, not from the server: a key that is not on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -98,24 +99,18 @@ def read_roster(path: Path) -> Roster:
 
 def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A site's long-lived key; one clear line if it cannot be read."""
-    try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-        if isinstance(key, ec.EllipticCurvePrivateKey):
+    with contextlib.suppress(ValueError, TypeError, UnsupportedAlgorithm):  # no key, or one under a passphrase
+        if isinstance(key := serialization.load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey):
             return key
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # no key, or one under a passphrase
-        pass
     told = "restore it without a passphrase, or make another with `fedtail site keys --new`"
     raise FedtailError(f"{str(path)!r} is no key that `fedtail site keys` has made; {told}")
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """The key in a ``site.pub``; one clear line if there is none."""
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-        if isinstance(key, ec.EllipticCurvePublicKey):
+    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
+        if isinstance(key := serialization.load_ssh_public_key(path.read_bytes()), ec.EllipticCurvePublicKey):
             return key
-    except (ValueError, UnsupportedAlgorithm):
-        pass
     raise FedtailError(f"{str(path)!r} is not a site's public key; `fedtail site keys` writes it at the site")
 
 

@@ -203,14 +203,8 @@ def open_data(config: SiteConfig) -> SiteData:
     for key in section:
         if key not in allowed:
             raise one_of(f"key of [data] with kind = {kind!r}", key, allowed)
-    for key in ("path", "schema", "config", "new"):
-        if not isinstance(section.get(key, ""), str):
-            raise FedtailError(
-                f"{str(config.file)!r}: [data] {key} = {section[key]!r} must be text, the path of a file"
-            )
-        if key in section:
-            section[key] = config.folder / Path(section[key]).expanduser()
     try:
+        section |= {key: config.folder / section[key] for key in ("path", "schema", "config", "new") if key in section}
         return KINDS[kind](**section)
     except TypeError as error:
         raise FedtailError(f"{str(config.file)!r}: [data] with kind = {kind!r}: {error}") from None
@@ -218,8 +212,7 @@ def open_data(config: SiteConfig) -> SiteData:
 
 def stamp(config: SiteConfig) -> tuple[object, ...]:
     """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
-    given = [str(config.data[key]) for key in ("path", "schema", "new") if key in config.data]
-    named = [config.folder / Path(path).expanduser() for path in given]
+    named = [config.folder / str(config.data[key]) for key in ("path", "schema", "new") if key in config.data]
     files = [config.file, config.folder / "sites.pub", *named]
     files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
     times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ from fedtail.files import write_atomically
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
+from fedtail.rounds.privacy import digest
 from fedtail.runs.encoding import encode_client, encode_samples
 from fedtail.runs.judged import Judged
 from fedtail.runs.saved import SavedModel
@@ -151,13 +151,11 @@ class Prepared:
         return found
 
 
-def prepare(
-    data: SiteData, job: Job, index: int, folder: Path, device: torch.device, begun: Path | None = None
-) -> Prepared:
-    """The site as client ``index`` of a job. begun: the file that says with which rows its run has begun."""
+def prepare(data: SiteData, job: Job, index: int, folder: Path, device: torch.device, same: bool = False) -> Prepared:
+    """The site as client ``index`` of a job; ``same``: with the rows that a run which keeps the folder began with."""
     client, found = data.client(index, job), data.test(index, job)
-    if begun is not None:
-        check_rows(client, begun)
+    if same:
+        check_rows(client, folder / "rows.txt")
     counts = client.counts
     rows = np.empty(0, dtype=np.int64) if isinstance(found, Samples) else found
     if job.encoding is not None:
@@ -176,14 +174,12 @@ def prepare(
 
 
 def check_rows(client: Client, begun: Path) -> None:
-    """Note which rows a run begins with, and raise if it would go on with others: their weight is settled by then, and
-    what was held out for tests may have been trained on."""
-    rows = hashlib.sha256()
-    for part in (client.train, client.validation, client.pool.y.numpy(), client.pool.x.numpy()):
-        rows.update(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
+    """Raise if a run would go on with other rows than it began with: their weight and their split are settled."""
+    parts = (client.pool.x, client.pool.y, *map(torch.as_tensor, (client.train, client.validation)))
+    rows = " ".join(map(digest, parts))
     if not begun.is_file():
-        write_atomically(begun, rows.hexdigest())
-    elif begun.read_text() != rows.hexdigest():
+        write_atomically(begun, rows)
+    elif begun.read_text() != rows:
         raise CodedError("changed", "the data are not those that the run began with; restore them, or start a new run")
 
 
