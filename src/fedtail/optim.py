@@ -31,17 +31,16 @@ class CGNM(torch.optim.Optimizer):
     >>> losses = grouped_losses(torch.nn.functional.cross_entropy(model(x), y, reduction="none"), y, [0, 1, 1])
     >>> loss = opt.step(losses)
 
-    Args:
-        params: parameters or parameter groups; ``lr``, ``beta``, ``delta`` and ``weight_decay`` may differ between
-            parameter groups, while the norm of m_h is always taken over all of them.
-        n_groups: H.
+    ``n_groups`` is H. ``lr``, ``beta``, ``delta`` and ``weight_decay`` may differ between parameter groups, while the
+    norm of m_h is always taken over all of them.
 
     A batch that does not fit into memory is taken in parts: ``accumulate(losses)`` for each, with its losses divided
     by the number of parts, then ``step()``.
 
     ``step`` computes its own gradients and neither reads nor writes ``.grad``. So clipping ``.grad`` does nothing (and
-    is not needed: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, and a
-    ``GradScaler`` has nothing to unscale: train in float32 or bfloat16, which need no loss scaling.
+    is not needed: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, a
+    ``GradScaler`` has nothing to unscale (train in float32 or bfloat16, which need no loss scaling), and
+    ``DistributedDataParallel`` has nothing to average: docs/optimizer.md shows what does.
 
     With BatchNorm, compute one forward pass and take both losses from it, as above: separate forward passes per
     group would see different batch statistics. With GroupNorm or no normalization, separate passes give the same
@@ -59,18 +58,28 @@ class CGNM(torch.optim.Optimizer):
         delta: float = 0.1,
         weight_decay: float = 0.0,
     ) -> None:
-        check_range("lr", float(lr), 0.0)
         check_range("n_groups", n_groups, 1)
-        check_range("beta", beta, 0.0, 1.0, open_high=True)
-        check_range("delta", delta, 0.0)
-        check_range("weight_decay", weight_decay, 0.0)
         self.n_groups = int(n_groups)
-        self._waiting: dict[int, list[Tensor | None]] = {}
+        self._waiting: dict[int, dict[Tensor, Tensor]] = {}
         super().__init__(params, {"lr": lr, "momentum": beta, "delta": delta, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with settings of their own: ``{"params": ..., "lr": 0.01, "beta": 0.9}``."""
-        super().add_param_group(_with_momentum(param_group))
+        group = _with_momentum(param_group)
+        given = {**self.defaults, **group}
+        check_range("beta", given["momentum"], 0.0, 1.0, open_high=True)
+        for name in ("lr", "delta", "weight_decay"):
+            check_range(name, float(given[name]), 0.0)
+        super().add_param_group(group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget what was accumulated for the next step, and ``.grad``."""
+        self._waiting = {}
+        super().zero_grad(set_to_none)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ``deepcopy`` and ``pickle`` keep: torch knows of its own attributes only."""
+        return {**super().__getstate__(), "n_groups": self.n_groups, "_waiting": self._waiting}
 
     def step(self, losses: Losses | Callable[[], Losses] | None = None) -> Tensor | None:  # type: ignore[override]
         """Update the parameters from H group losses (or a closure that returns them), and what was accumulated before.
@@ -89,12 +98,14 @@ class CGNM(torch.optim.Optimizer):
         given = self._checked(losses)
         params = [p for _, p in self._slots()]
         present = [h for h, loss in enumerate(given) if loss is not None and loss.requires_grad]
+        values = [loss.detach() for loss in given if loss is not None]
+        if params and values and not present:
+            raise FedtailError("no loss has a gradient; compute the losses outside torch.no_grad()")
         for h in present:
             new = torch.autograd.grad(given[h], params, retain_graph=h != present[-1], allow_unused=True)  # type: ignore[arg-type]
-            old = self._waiting.get(h, [None] * len(new))
-            self._waiting[h] = [b if a is None else a if b is None else a + b for a, b in zip(old, new, strict=True)]
-        self._waiting.setdefault(-1, [])  # also where every group is absent
-        values = [loss.detach() for loss in given if loss is not None]
+            sums = self._waiting.setdefault(h, {})
+            sums.update({p: sums[p] + g if p in sums else g for p, g in zip(params, new, strict=True) if g is not None})
+        self._waiting.setdefault(-1, {})  # also where every group is absent
         return torch.stack(values).sum() if values else None
 
     def _checked(self, losses: Losses) -> list[Tensor | None]:
@@ -109,6 +120,8 @@ class CGNM(torch.optim.Optimizer):
                 f"step() got {len(given)} losses for {self.n_groups} groups; pass None for an absent group"
             )
         for h, loss in enumerate(given):
+            if loss is not None and getattr(loss, "shape", None) not in ((), (1,)):
+                raise FedtailError(f"the loss of group {h} is not a tensor of one number; grouped_losses makes such")
             if loss is not None and not bool(torch.isfinite(loss)):
                 raise FedtailError(
                     f"the loss of group {h} is {float(loss.detach()):g}, so no step was taken; lower lr, or look for "
@@ -121,19 +134,17 @@ class CGNM(torch.optim.Optimizer):
         return [(group, p) for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     @torch.no_grad()
-    def _apply(self, slots: list[tuple[dict[str, Any], Tensor]], grads: dict[int, list[Tensor | None]]) -> None:
+    def _apply(self, slots: list[tuple[dict[str, Any], Tensor]], grads: dict[int, dict[Tensor, Tensor]]) -> None:
         exact = torch.float64 if any(p.dtype == torch.float64 for _, p in slots) else torch.float32
-        squares = [
-            torch.zeros((), dtype=exact, device=slots[0][1].device) for _ in range(self.n_groups if slots else 0)
-        ]
-        for i, (group, p) in enumerate(slots):
+        squares = [torch.zeros((), dtype=exact, device=p.device) for _, p in slots[:1] for _ in range(self.n_groups)]
+        for group, p in slots:
             state = self.state[p]
             if "momentum" not in state:
                 state["momentum"] = torch.zeros((self.n_groups, *p.shape), dtype=p.dtype, device=p.device)
             for h in range(self.n_groups):
                 m = state["momentum"][h]
                 m.mul_(group["momentum"])
-                g = grads[h][i] if h in grads else None
+                g = grads.get(h, {}).get(p)
                 if g is not None:
                     m.add_(g, alpha=1.0 - group["momentum"])
                 squares[h] = squares[h] + m.to(exact).pow(2).sum().to(squares[h].device)
@@ -176,6 +187,11 @@ def grouped_losses(
 ) -> list[Tensor | None]:
     """Per-sample losses (B,) -> what ``CGNM.step`` takes: per group, sum / B, or None if absent."""
     of_class = torch.as_tensor(groups, device=y.device)
-    member = of_class[y]
-    total = n_groups if n_groups is not None else int(of_class.max()) + 1
+    total = int(of_class.max()) + 1 if n_groups is None else n_groups
+    if not bool((of_class < total).all()):
+        raise FedtailError(f"groups go up to {int(of_class.max())}, which n_groups = {total} leaves out")
+    if losses.shape != y.shape:
+        shapes = f"{tuple(losses.shape)} losses for {tuple(y.shape)} labels"
+        raise FedtailError(f"{shapes}; pass one per sample: cross_entropy(model(x), y, reduction='none')")
+    member = of_class[y.long()]
     return [losses[inside].sum() / len(losses) if bool((inside := member == h).any()) else None for h in range(total)]
