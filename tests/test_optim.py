@@ -245,15 +245,6 @@ def test_parameters_frozen_after_accumulating_do_not_shift_the_gradients_of_othe
     torch.testing.assert_close(moved / moved.norm(), expected / expected.norm())
 
 
-def test_zero_grad_forgets_what_was_accumulated() -> None:
-    model, x, y = problem()
-    opt = CGNM(model.parameters(), lr=0.1)
-    opt.accumulate(losses_of(model, x, y))
-    opt.zero_grad()
-    with pytest.raises(FedtailError, match="accumulate"):
-        opt.step()
-
-
 def test_losses_that_cannot_be_meant_are_explained() -> None:
     model, x, y = problem()
     opt, each = CGNM(model.parameters(), lr=0.1), F.cross_entropy(model(x), y, reduction="none")
