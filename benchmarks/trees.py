@@ -185,7 +185,8 @@ def peers(names: list[str], flower: str, rounds: int) -> None:
             folder = Path(scratch)
             path = {"data.name": "table", "data.path": str(data_root() / "aside" / f"{name}.csv")}
             flags = {**path, "data.label": ASIDE[name].label, "data.site": ASIDE[name].site, "run.folder": scratch}
-            settings = load_config(None, [f"run.rounds={rounds}", "deploy.trust=blind"], flags, suggest=True)
+            told = [f"run.rounds={rounds}", "deploy.trust=blind", "method.name=trees", "method.site=false"]
+            settings = load_config(None, told, flags, suggest=True)
             fed = build_federation(settings)
             assert fed.n_classes == 2, "Flower's bagging is for two classes"
             write_sites(fed, folder / "sites.npz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tomllib
@@ -40,6 +41,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FedtailError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def hash_file(path: Path, kind: str = "sha256") -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, kind).hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -162,7 +162,9 @@ def test_what_federating_gains_says_which_method_it_is_told_of(capsys, monkeypat
         arguments = ["--methods", methods, "--seeds", "1", "--yardsticks", "--out", str(tmp_path / methods)]
         code, out, err = call(capsys, monkeypatch, "compare", *FAST, *arguments)
         assert code == 0 and "than alone" in out, err
-        assert ("The method led on validation rows" in " ".join(out.split())) == several
+        assert ("led on validation rows" in " ".join(out.split())) == several
+        page = (tmp_path / methods / "report.html").read_text()
+        assert ("led on validation rows" in " ".join(page.split())) == several
 
 
 def test_a_method_that_fails_is_named_and_the_rest_is_ranked(capsys, monkeypatch, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.runs.config import check_config
+from fedtail.study.cells import Cell, run_cells
+from fedtail.study.compare import validation_score
 from fedtail_experiments.bench.leaderboard import rank_submissions, to_markdown, write_board
 from fedtail_experiments.bench.running import (
     Row,
@@ -318,3 +320,68 @@ def test_trees_take_the_tables_with_a_grid_of_their_own_and_stand_beside_the_ran
     page = to_markdown(board, suite)
     assert page.count("Trees (beside the ranking)") == 1 and "| 0.730 ± 0.014 |" in page
     assert [p.title for p in rank_submissions([trees]).places] == ["Trees"]
+
+
+def test_a_method_that_changes_the_model_after_the_last_round_is_tuned_by_what_it_made(tmp_path: Path) -> None:
+    base = {**SMALL.sets[0].settings, "method.name": "ccvr", "run.rounds": 1, "method.virtual": 50}
+    cells = [
+        Cell(f"step {lr:g}", check_config(layered([base, {"method.steps": steps, "method.step_lr": lr}])))
+        for steps, lr in ((0, 0.1), (30, 0.001), (30, 0.3))
+    ]
+    found = run_cells(cells, tmp_path)
+    assert [o.error for o in found] == [None] * 3
+    plain, little, much = (validation_score(o, "macro_f1") for o in found)
+    assert len({plain, little, much}) > 1, "else the race would choose its own settings by chance"
+    final = json.loads((found[2].folder / "result.json").read_text())["validation"]["macro_f1"]
+    assert much == final and much != plain
+
+
+def test_another_method_of_the_same_name_does_not_take_a_submission_s_place(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(MINE.replace("Mine", "FedAvg"))
+    (tmp_path / "two.py").write_text(MINE.replace("Mine", "FedAvg"))
+    folder = tmp_path / "submissions" / "fedavg"
+    folder.mkdir(parents=True)
+    for there, comes in (("fedavg", "one.py:FedAvg"), ("one.py:FedAvg", "two.py:FedAvg"), ("one.py:FedAvg", "fedavg")):
+        told = {"method": there, "title": "x", "version": 2, "source": there.rpartition(":")[0], "rows": []}
+        (folder / "submission.json").write_text(json.dumps(told))
+        given = comes.replace("two.py", f"{tmp_path}/two.py").replace("one.py", f"{tmp_path}/one.py")
+        with pytest.raises(FedtailError, match="give the class another name"):
+            bench_method(SMALL, given, SMALL.sets, 1, tmp_path, runner(tmp_path, 1))
+        assert json.loads((folder / "submission.json").read_text()) == told
+
+
+def test_what_a_submission_was_run_with_is_of_its_method_s_grid(tmp_path: Path) -> None:
+    chosen = {"blobs": {**trials_of(SMALL, SMALL.sets[0], "fedavg")[0], "run.rounds": 400}}
+    told = {"method": "fedavg", "title": "FedAvg", "version": 2, "chosen": chosen, "rows": []}
+    (tmp_path / "submission.json").write_text(json.dumps(told))
+    with pytest.raises(FedtailError, match=r"no point of the method's grid: .*'run\.rounds': 400"):
+        verify(SMALL, tmp_path, runner(tmp_path, 1))
+
+
+def test_the_committed_submissions_have_run_the_best_of_the_suite_s_points() -> None:
+    suite = load_suite()
+    known = {one.name: one for one in suite.sets}
+    folder = Path(__file__).parents[2] / "results" / "bench" / "version-2"
+    for done in submissions(folder):
+        for name, chosen in done.chosen.items():
+            field, trials = trials_of(suite, known[name], done.method), done.trials[name]
+            first, last = trials[0]["rounds"], trials[-1]["rounds"]
+            assert [t["settings"] for t in trials if t["rounds"] == first] == field, (done.method, name)
+            assert chosen == max((t for t in trials if t["rounds"] == last), key=lambda t: t["score"])["settings"]
+
+
+def test_a_method_of_ones_own_may_say_what_of_its_own_is_tried(tmp_path: Path) -> None:
+    told = '    title = "Mine"\n    searched = {"size": (0.1, 0.05)}\n    size: float = 0.1\n'
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.py").write_text(MINE.replace('    title = "Mine"\n', told))
+    here, there = (trials_of(SMALL, SMALL.sets[0], f"{tmp_path}/{folder}/m.py:Mine") for folder in ("one", "two"))
+    assert here == there, "wherever the file lies"
+    assert len(here) == 8 and {point["method.size"] for point in here} == {0.1, 0.05}
+
+
+def test_one_seed_has_no_interval_and_tells_no_methods_apart() -> None:
+    board = rank_submissions([made("One", {"adult": [0.7]}), made("Two", {"adult": [0.6]})])
+    assert [(p.title, p.rank, p.alike) for p in board.places] == [("One", 1.0, ("Two",)), ("Two", 2.0, ("One",))]
+    assert "| 1 | One | 1.00 | – | Two |" in to_markdown(board, load_suite())
+    assert "1 seed, " in to_markdown(board, load_suite())

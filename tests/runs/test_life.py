@@ -327,6 +327,18 @@ def test_a_new_class_mix_found_without_labels_leaves_what_a_threshold_finds_as_i
     assert (before == refit.answers(refit.probabilities(new.raw))).mean() > 0.99
 
 
+def test_weights_are_refitted_for_the_goal_they_were_chosen_for() -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random(4000) < 0.1).astype(np.int64)
+    p = 1 / (1 + np.exp(-(2 * rng.normal(2.0 * y) - 2 + np.log(0.1 / 0.9))))
+    rows = Judged(("usual", "rare"), np.stack([1 - p, p], 1), Decision(weights=(0.5, 1.5)), y)
+    equal, best = (recalibrate(rows, goal=goal) for goal in ("balanced_accuracy", "macro_f1"))
+    assert equal.after["balanced_accuracy"] > best.after["balanced_accuracy"] + 0.03
+    assert best.after["macro_f1"] > equal.after["macro_f1"] + 0.03
+    kept = recalibrate(replace(rows, decision=Decision()), goal="argmax").decision
+    assert not kept.weights
+
+
 def test_a_promise_is_not_found_anew_on_rows_without_a_case(model: SavedModel) -> None:
     with pytest.raises(FedtailError, match=r"0 rows are 'rare'.*give 11 cases or more"):
         recalibrate(judge(model, rows(400, 7, rare=0.0)))

@@ -79,6 +79,20 @@ def test_trees_that_ask_for_the_site_are_told_it() -> None:
     assert min(without[0], without[1]) > 0.7 > without[2]
 
 
+def test_sites_are_tried_with_decisions_of_their_own() -> None:
+    rng = np.random.default_rng(0)
+    site = rng.integers(3, size=1200)
+    y = rng.random(1200) < np.array([0.05, 0.2, 0.5])[site]
+    frame = pd.DataFrame({"a": rng.normal(2.0 * y), "y": y.astype(str), "site": np.array(list("NSW"))[site]})
+    federation = ft.Federation.from_tables(frame, label="y", site="site", validation=0.2)
+    given = {"run": {"rounds": 20}, "method": {"name": "trees"}, "model": {"name": "trees"}}
+    common, own = (Settings.model_validate({**given, "decision": {"scope": scope}}) for scope in ("global", "site"))
+    together = own_scores(federation, own, range(3), federation.test_clients)
+    run = play(build(own, federation))
+    assert [together[k] for k in range(3)] == pytest.approx([site["test"]["macro_f1"] for site in run.sites])
+    assert together != own_scores(federation, common, range(3), federation.test_clients)
+
+
 def test_the_command_prints_a_page_and_writes_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(

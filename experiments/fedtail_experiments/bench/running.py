@@ -78,9 +78,14 @@ def bench_method(
     folder = out / "submissions" / slug(built.name if not is_own(method) else method.rpartition(":")[2])
     done = Submission(method=method, title=built.title, version=suite.version)
     file = Path(method.rpartition(":")[0]) if is_own(method) else Path()
-    take_over(done, folder, file)
     if file.suffix == ".py":
         done.source = file.name
+    if (folder / FILE).is_file() and identity(before := read_submission(folder)) != identity(done):
+        raise FedtailError(
+            f"{folder} holds what {before.method!r} did, and {method!r} would take its place; give the class another "
+            "name, or --out another folder"
+        )
+    take_over(done, folder, file)
     for one in suite.taken(sets, method):
         base = {**suite.settings(one, method), **({"engine.device": device} if device else {})}
         found = tune(suite, one, base, method, run)
@@ -101,6 +106,11 @@ def bench_method(
     return done
 
 
+def identity(done: Submission) -> tuple[str, str]:
+    """What tells methods apart: the name, of the user's own that of the class, and of their file."""
+    return done.method.rpartition(":")[2], done.source or done.method.rpartition(":")[0]
+
+
 def take_over(done: Submission, folder: Path, file: Path) -> bool:
     """Add what the submission in ``folder`` says of sets that ``done`` has not: the suite may be run set by set.
 
@@ -108,8 +118,8 @@ def take_over(done: Submission, folder: Path, file: Path) -> bool:
     if not (folder / FILE).is_file():
         return True
     before = read_submission(folder)
-    changed = before.source and file.read_bytes() != (folder / before.source).read_bytes()
-    if before.version != done.version or before.method.rpartition(":")[2] != done.method.rpartition(":")[2] or changed:
+    changed = before.source == done.source != "" and file.read_bytes() != (folder / before.source).read_bytes()
+    if before.version != done.version or identity(before) != identity(done) or changed:
         return False
     there = set(done.chosen)
     for name in ("chosen", "trials", "hardware"):
@@ -153,7 +163,7 @@ def trials_of(suite: Suite, one: Set, method: str) -> list[dict[str, Any]]:
         common, mine = points(suite.grid), points(suite.own.get(method) or search_space(method).own)
     generator(0, f"bench/{one.name}").shuffle(common)
     n = math.ceil(suite.share * len(common) * len(mine))
-    rng = generator(0, f"bench/{one.name}/{method}")
+    rng = generator(0, f"bench/{one.name}/{method.rpartition(':')[2]}")
     orders = [rng.permutation(len(mine)) for _ in common]  # each shared point meets each of the own ones once
     at = [divmod(i, len(common)) for i in range(n)]
     return [{**common[place], **mine[int(orders[place][time])]} for time, place in at]
@@ -232,7 +242,8 @@ class Checked:
 
 
 def verify(suite: Suite, folder: Path, run: Run, sample: int | None = None, device: str | None = None) -> list[Checked]:
-    """Compute a submission's rows anew, all or the first ``sample`` of each set, with the settings it says it found."""
+    """Compute a submission's rows anew, all or the first ``sample`` of each set, with the settings it says it found,
+    which must be of those that the suite has every method try."""
     given = read_submission(folder)
     if given.version != suite.version:
         raise FedtailError(
@@ -246,6 +257,8 @@ def verify(suite: Suite, folder: Path, run: Run, sample: int | None = None, devi
         if name not in known:
             raise FedtailError(f"{folder}: the suite has no data set {name!r}")
         one, rows = known[name], [row for row in given.rows if row.set == name][:sample]
+        if chosen not in trials_of(suite, one, method):
+            raise FedtailError(f"{folder}: what it says of {name} is no point of the method's grid: {chosen}")
         base = {**suite.settings(one, method), **({"engine.device": device} if device else {})}
         cells = [final_cell(base, one, method, chosen, row.seed) for row in rows]
         for row, outcome in zip(rows, run(f"verify {name}", cells), strict=True):

@@ -167,5 +167,5 @@ def board_table(board: Board, sets: Sequence[str]) -> Table:
     for p in board.places:
         means = mean_spread(p.submission, "macro_f1", sets)
         shown = [f"{means[one][0]:.3f}" if one in means else "–" for one in sets]
-        table.add_row(p.title, f"{p.rank:.2f} ({p.low:.1f}–{p.high:.1f})", *shown)
+        table.add_row(p.title, f"{p.rank:.2f} ({p.interval('–', 1)})", *shown)
     return table

@@ -44,7 +44,7 @@ BELOW = "‡"
 """Marks figures below always answering the most frequent class."""
 MARK = re.compile(r"<!-- table ([\w.-]+) -->\n(.*?)<!-- end -->", re.S)
 OLD = "†"
-"""Marks figures that were taken over from before there were records."""
+"""Marks figures with a run in them that was taken over from before there were records."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,16 @@ def below_floor(name: str, records: Sequence[Record]) -> list[str]:
 
 
 def listed(view: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """Single runs, one line each: row, what was changed, metrics on test and, if the view names any, on validation."""
+    """Single runs, one line each: row, what was changed, the seed unless 0, metrics on test and, if the view names any,
+    on validation."""
     where = {"grid": view["grid"], **view["where"]}
     metrics, chosen_by, rows = view["metrics"], view.get("validation", []), []
     for r in records:
         if r.overrides and all(getattr(r, k) == v for k, v in where.items()):
             told = [*((r.metrics, m) for m in metrics), *((r.validation, m) for m in chosen_by)]
             scores = (number(split[m]) if m in split else "–" for split, m in told)
-            rows.append([r.row, said(r.overrides), *scores, f"{r.seconds:.0f} s" if r.seconds == r.seconds else ""])
+            changed = said(r.overrides) + (f", seed {r.seed}" if r.seed else "")
+            rows.append([r.row, changed, *scores, f"{r.seconds:.0f} s" if r.seconds == r.seconds else ""])
     titles = [METRICS[m].title for m in metrics] + [f"{METRICS[m].title}, validation" for m in chosen_by]
     return markdown_table(["", "changed", *titles, ""], rows)
 
@@ -190,6 +192,6 @@ def _cell(
     if (*place, row) in tests:
         apart, p = tests[*place, row]
         shown += f" ({difference(apart)}, p {p_value(p)})"
-    shown += f" ×{mine.seeds}" + (OLD if mine.imported else "") + (BELOW if mine.below_floor else "")
+    shown += f" ×{mine.seeds}" + (OLD if mine.older else "") + (BELOW if mine.below_floor else "")
     paper = grid.reported(place[0], row, place[1])
     return shown if paper is None else f"{shown} [{number(paper, 4)}]"

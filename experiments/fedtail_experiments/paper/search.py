@@ -153,10 +153,12 @@ class Space:
 
 
 def search_space(method: str, without: Sequence[str] = ()) -> Space:
-    """The declared space of a method; ``without`` some of what methods share."""
+    """The declared space of a method, where it is the user's own that of its class (``searched``); ``without`` some of
+    what methods share."""
     space = load_toml("search.toml")
+    own = {f"method.{key}": list(values) for key, values in getattr(METHODS[method], "searched", {}).items()}
     common = {key: values for key, values in space["common"].items() if key not in without}
-    return Space(common, space.get("own", {}).get(method, {}))
+    return Space(common, space.get("own", {}).get(method, own))
 
 
 def draw_trials(name: str, base: Mapping[str, Any], method: str, space: Space, n: int) -> list[dict[str, Any]]:

@@ -26,6 +26,9 @@ class Summary:
     seeds: int
     values: Mapping[object, float]
     imported: bool
+    """Whether none of its runs is at hand."""
+    older: bool
+    """Whether one of them, at least, is not."""
     floor: float
 
     @property
@@ -43,9 +46,15 @@ def summarize(records: Sequence[Record], metric: str) -> Summary | None:
         each = list(values.values())
         spread = float(np.std(each, ddof=1)) if len(each) > 1 else math.nan
         floor = next((r.floor[metric] for r in runs.values() if metric in r.floor), math.nan)
-        old = all(r.source for r in runs.values())
+        taken_over = [bool(r.source) for r in runs.values()]
         return Summary(
-            mean=float(np.mean(each)), spread=spread, seeds=len(each), values=values, imported=old, floor=floor
+            mean=float(np.mean(each)),
+            spread=spread,
+            seeds=len(each),
+            values=values,
+            imported=all(taken_over),
+            older=any(taken_over),
+            floor=floor,
         )
     if not plain:
         return None
@@ -56,6 +65,7 @@ def summarize(records: Sequence[Record], metric: str) -> Summary | None:
         seeds=last.seeds,
         values={},
         imported=True,
+        older=True,
         floor=last.floor.get(metric, math.nan),
     )
 

@@ -210,7 +210,8 @@ def find_bins(
 
 def divide(edges: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """New edges: those beside weight, and more of them inside of cells with much of it."""
-    total = int(weights.sum())
+    weights = np.maximum(weights, 0)  # of a sum that a site has poisoned, or cells without end would be made of it
+    total = sum(weights.tolist())
     if not total:
         return edges[:0]
     bounds = np.concatenate([[0], edges, [(1 << 32) - 1]])

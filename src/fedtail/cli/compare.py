@@ -115,8 +115,7 @@ def compare_command(
     else:
         for table, sentences in zip(rankings, federating, strict=True):
             if sentences:
-                why = " The method led on validation rows; on test rows another may."
-                typer.echo(sentences + why * (len(configs) > 1))
+                typer.echo(sentences)
             print_table(table)
         if tried:
             chosen = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())

@@ -93,7 +93,7 @@ def down(deployment: On) -> None:
 
     in_a_run = runs.stop(deployment)
     ended = local.down(deployment)
-    again = f"; after `up`, resume the run with: fedtail deploy run {deployment.shown} --resume" if in_a_run else ""
+    again = f"; after `up`, resume a run with: fedtail deploy run {deployment.shown} --resume" if in_a_run else ""
     typer.echo(f"stopped {ended} processes{again}" if ended else "nothing was running")
 
 
@@ -169,7 +169,8 @@ def run(
     config = create.last_config(deployment, given) if resume else load_config(deployment.config, given)
     run_id = runs.start(deployment, config, resume=resume)
     if detach:
-        typer.echo(f"started; follow it with: fedtail deploy status {deployment.shown}")
+        follow = f"fedtail deploy status {deployment.shown}"
+        typer.echo(json.dumps({"started": str(run_id)}) if as_json else f"started; follow it with: {follow}")
         return
     try:
         done = runs.wait(deployment, run_id, view.follower())
@@ -182,10 +183,10 @@ def run(
 
 @app.command()
 def stop(deployment: On) -> None:
-    """Stop the current run; `run --resume` continues from its checkpoint."""
+    """Stop the current run, or question; `run --resume` continues a run from its checkpoint."""
     from fedtail.federate.operate import runs
 
-    again = f"run stopped; resume with: fedtail deploy run {deployment.shown} --resume"
+    again = f"stopped; resume a run with: fedtail deploy run {deployment.shown} --resume"
     typer.echo(again if runs.stop(deployment) else "no run is active")
 
 
@@ -217,7 +218,7 @@ def doctor(
         raise FedtailError("give the deployment folder (on the server) or --site site.toml (at a site)")
     findings = examine_site(site, server) if site is not None else examine_server(view.load(folder or Path()))
     if as_json:
-        typer.echo(json.dumps([vars(f) for f in findings]))
+        typer.echo(json.dumps({"findings": [vars(f) for f in findings]}))
     else:
         for finding in findings:
             typer.echo(f"{finding.level:8}{finding.subject}: {finding.message}")

@@ -15,6 +15,7 @@ from fedtail.cli.progress import console, print_notes, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
+from fedtail.files import read_toml
 from fedtail.report.life import write_life_report
 from fedtail.runs.judged import Judged, judge
 from fedtail.runs.monitor import Seen, Watch
@@ -97,8 +98,9 @@ def recalibrate_command(
     """
     model = load_model(run, allow_code=allow_code)
     judged = judge(model, data, label=label)
-    path = run / STATE
-    new = recalibrate(judged, Watch.load(path) if path.is_file() else None)
+    path, config = run / STATE, run / "config.toml"
+    goal = read_toml(config).get("decision", {}).get("goal", "") if config.is_file() else ""
+    new = recalibrate(judged, Watch.load(path) if path.is_file() else None, goal)
     if new.before:
         table = bare_table("on these rows", "before", "after")
         for key, value in new.before.items():

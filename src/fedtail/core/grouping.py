@@ -24,7 +24,7 @@ def group_classes(proportions: ArrayLike, n_groups: int = 2, *, dispersion: str 
             and spacing matter (the result does not change under q -> a q + b, a > 0, on the classes present).
         n_groups: H. With fewer present classes than H the remaining groups stay empty.
         dispersion: ``"variance"`` minimises sum |G_h| sigma_h^2, the paper's rule; ``"std"`` minimises
-            sum |G_h| sigma_h, a variant that alone reproduces the thresholds reported in the paper.
+            sum |G_h| sigma_h. Neither gives all thresholds reported in the paper at any one rate.
 
     Classes are ordered by (-proportion, index). Ties go to the most even group sizes, then to fewer
     minority classes: at rate 1 every split ties, and rounding noise would decide otherwise. Classes without

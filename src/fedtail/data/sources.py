@@ -5,7 +5,6 @@ What is incomplete is never kept, and every failure also says how to get the fil
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import importlib.util
 import os
@@ -22,6 +21,7 @@ from typing import IO
 
 from fedtail.data.registry import DATASETS
 from fedtail.errors import FedtailError, one_of
+from fedtail.files import hash_file
 from fedtail.registry import is_own
 
 TIMEOUT = 30.0
@@ -214,5 +214,4 @@ def _receive(remote: Remote, out: IO[bytes], timeout: float) -> None:
 
 def _digest(path: Path, like: str) -> str:
     kind = like.split(":")[0]
-    with path.open("rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+    return f"{kind}:{hash_file(path, kind)}"

@@ -62,8 +62,6 @@ SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "de
 """Of the settings, what sites sign; the rest is the server's own business."""
 OWN_BUSINESS = ("name", "folder", "checkpoint_every", "seed")
 """Of ``[run]``, what they do not sign; the seed is theirs to draw."""
-
-
 FILES = ("model.safetensors", "model.json")
 DOCUMENT = "agreement.json"
 """In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
@@ -217,7 +215,8 @@ def run_document(
         plain = {"augment": None, "model_options": {}, **document["schema"]}
         schema = {**plain, **known, "transform": asdict(start.transform)}
     first = job_of(asked, schema, document["run"], engine)
-    owned = {k: prepare(one, first, k, folder.parent, torch.device(device)) for k, one in data.items()}
+    home, where = folder.parent, torch.device(device)
+    owned = {k: prepare(one, first, k, home, where, home / "rows.sha256") for k, one in data.items()}
     sizes = group_sizes(totals, {k: len(here.client.train) for k, here in owned.items()}, noise)
     mean = np.full(len(names), sizes.sum() / len(names))
     settings = settled(asked, mean)
@@ -230,12 +229,19 @@ def run_document(
     rates: RateStrategy = RATES.build(settings.rates.name, len(names), **settings.rates.options)
     if isinstance(method, Trees):
         check_settings(settings)
-        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, names, settings)
+        sites = names if document["trust"] == "server" else []  # sums by site are no sums over sites
+        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, sites, settings)
         rates = Uniform(len(names), 0.0)
     for k, here in owned.items():
         here.method = job.build_method()
         here.model = model.at(k) if isinstance(model, TreesModel) else here.model
-    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine)
+
+    def spent() -> dict[str, Any]:
+        done = totals.number  # every exchange is a release
+        cost = {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)}
+        return {"privacy": {"mode": "shares", "noise": noise, "delta": DELTA, **cost}} if noise else {}
+
+    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine, spent)
     found, notes = settled_by_sizes(asked, mean)
     problem = Problem(
         engine=summed,
@@ -255,9 +261,8 @@ def run_document(
 
     def amended(record: dict[str, Any]) -> None:
         summed.end_round()
-        record["exchange"] = done = totals.number
-        if noise:  # every exchange so far is a release
-            record["privacy"] |= {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)}
+        record["exchange"] = totals.number
+        record |= spent()
         if amend is not None:
             amend(record)
 
@@ -267,6 +272,8 @@ def run_document(
         return hooks["on_round"](state, record, seconds) if "on_round" in hooks else None
 
     sums_only = "sites have told sums only; the sizes shown are means over sites"
+    if isinstance(method, Trees) and document["trust"] != "server":
+        sums_only += ", and trees do not know a row's site"
     notes = (sums_only, *encoder_notes(job.encoding, asked.model, images=False), *notes)
     about = about_of(schema, job, names, mean.astype(np.int64), notes)
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,6 @@ from fedtail.rounds.plan import batch_of
 
 SLACK_VALUES = 1 << 22
 """Numbers that a method may send or measure which have nothing to do with the model's size: sums per class, say."""
-
-
 T = TypeVar("T")
 
 

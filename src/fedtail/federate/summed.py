@@ -7,7 +7,7 @@ same model, whatever else the relay may wish for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ class SummedEngine:
     group_sizes: np.ndarray
     """(groups,) training samples."""
     name: str
+    spent: Callable[[], dict[str, Any]] = dict
+    """What a round's record tells of the noise so far, where there is some."""
     takes_rivals = False
 
     def __post_init__(self) -> None:
@@ -73,12 +75,14 @@ class SummedEngine:
         self._states: dict[int, Tensors] = {}
         self._left: dict[int, list[Tensors]] = {}
         self._confusion: tuple[Tensor, dict[str, np.ndarray]] | None = None
+        self._why = ""  # what local training has ended with here, where it failed
 
     # -- training ------------------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         """One update for each group: the mean over its clients, weighted by their training samples."""
         probes, n, clip = task.n_probes, task.x.numel(), self._clip(task)
+        check_alike(task, self.totals.groups)
         wide = n > self.model.n_params or clip is not None
         fixed = Fixed(LARGEST_WIDE, 58) if wide else Fixed(LARGEST)
         trained = {k: self._trained(task, k, fixed.limit) for k in self.totals.here}
@@ -86,11 +90,10 @@ class SummedEngine:
         if clip is None and DIVERGED in task.reports:
             lost = self.totals.group_totals(probes, lambda k: trained[k][2].astype(np.int64), limit=COUNTS) > 0
         if lost.all():
-            raise FedtailError(f"round {task.round}: local training diverges at every learning rate")
-        parts = {k: fixed.encode(self._part(k, *trained[k], lost, clip)) for k in self.totals.here}
+            raise FedtailError(f"round {task.round}: local training diverges at every learning rate{self._why}")
         sums = self.totals.group_totals(
             probes * n + (0 if clip else probes),
-            parts.__getitem__,
+            lambda k: fixed.encode(self._part(k, *trained[k], lost, clip)),
             limit=LIMIT if wide else COUNTS,
             reach=2 * self._most * (clip or math.inf) * math.sqrt(probes) * fixed.scale + math.sqrt(probes * n),
         )
@@ -120,7 +123,8 @@ class SummedEngine:
             update, self._left[client] = train_client(
                 here.model, here.client, here.method, task, row, state, self.settings
             )
-        except DivergedError:
+        except FedtailError as error:  # told with the part: by itself it would tell the relay of one site
+            self._why = f" ({error})"
             self._left[client] = [state] * probes
             return np.zeros((probes, task.x.numel())), np.zeros(probes), np.ones(probes, dtype=bool)
         delta = update.delta.detach().cpu().double().numpy()
@@ -144,7 +148,7 @@ class SummedEngine:
             short = np.minimum(1.0, clip / np.maximum(np.linalg.norm(delta, axis=1, keepdims=True), 1e-30))
             return min(weight, self._most) * (delta * short).ravel()
         if (failed & ~lost[g]).any():
-            raise DivergedError("local training gave an update that no sum can hold; lower local.lr")
+            raise DivergedError(f"local training gave an update that no sum can hold; lower local.lr{self._why}")
         return weight * np.concatenate([np.where(lost[g][:, None], 0.0, delta).ravel(), np.where(lost[g], 0.0, loss)])
 
     def _update(self, task: Task, group: Sequence[int], mean: np.ndarray, lost: np.ndarray, limit: float) -> Update:
@@ -245,7 +249,8 @@ class SummedEngine:
         raise Unmeasured(self.method.name, what.name)
 
     def info(self) -> dict[str, Any]:
-        return {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}
+        about = {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}
+        return {**about, "told": self.spent()}
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -283,8 +288,17 @@ def check_sums_only(settings: Settings, method: Method) -> None:
         raise FedtailError(f"{where}: the server has no data; leave out data.holdout")
 
 
-def groups_of(settings: Settings, n_clients: int) -> list[list[int]]:
-    """The clusters whose sums are told apart: those of FedHOO's labels, or all clients in one."""
+def check_alike(task: Task, groups: Sequence[Sequence[int]]) -> None:
+    """Refuse probes that differ within a sum: at a learning rate of 0 for all sites but one it is that one's."""
+    for name, values in task.probes.items():
+        rows = dict(zip(task.clients, values.tolist(), strict=True))
+        if any(rows[k] != rows[group[0]] for group in groups for k in group):
+            said = f"sites of one sum train alike, but the settings give each a {name} of its own"
+            raise FedtailError(f"{said}; use rates.name = 'uniform' or 'fedhoo_clusters', and one rates.base_rate")
+
+
+def groups_of(settings: Settings, n_clients: int, least: int = LEAST) -> list[list[int]]:
+    """The clusters, of at least so many, whose sums are told apart: those of FedHOO's labels, or all clients in one."""
     where = f"deploy.trust = {settings.deploy.trust!r}"
     if settings.rates.name == "fedhoo":
         raise FedtailError(
@@ -297,6 +311,6 @@ def groups_of(settings: Settings, n_clients: int) -> list[list[int]]:
     if not labels or len(labels) != n_clients:
         raise FedtailError(f"{where}: clusters are agreed, not found; give rates.labels, one for each of the sites")
     found = {name: [k for k, v in enumerate(labels) if str(v) == name] for name in sorted(map(str, labels))}
-    if small := [name for name, members in found.items() if len(members) < LEAST]:
-        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {LEAST} sites; merge it with another")
+    if small := [name for name, members in found.items() if len(members) < least]:
+        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {least} sites; merge it with another")
     return list(found.values())

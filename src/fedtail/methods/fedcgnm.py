@@ -67,10 +67,6 @@ class FedCGNM(Method):
         if self.threshold is not None and (self.n_groups != 2 or self.threshold < 0):
             raise FedtailError(f"method.threshold = {self.threshold} needs n_groups = 2 and a value of 0 or more")
 
-    @property
-    def natural(self) -> bool:
-        return self.length == "natural"
-
     def group_count(self, n_classes: int) -> int:
         return n_classes if self.n_groups is None else self.n_groups
 
@@ -88,16 +84,15 @@ class FedCGNM(Method):
         return {}, {"momentum": torch.zeros(shape, device=run.device)}
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
-        direction, momentum = cgnm_direction(
-            step.state["momentum"], step.grads, step.hyper["beta"], step.hyper["delta"], self.natural
-        )
+        hyper, natural = step.hyper, self.length == "natural"
+        direction, momentum = cgnm_direction(step.state["momentum"], step.grads, hyper["beta"], hyper["delta"], natural)
         return direction, {**step.state, "momentum": momentum}
 
     def average_factors(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
-        return normalizers(average, hyper["delta"], self.natural)
+        return normalizers(average, hyper["delta"], self.length == "natural")
 
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
-        if self.weight_decay or self.natural:  # as long as gradients are, which has no bound
+        if self.weight_decay or self.length == "natural":  # as long as gradients are, which has no bound
             return None
         return lr * steps * self.group_count(n_classes)
 

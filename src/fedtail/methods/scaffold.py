@@ -53,8 +53,7 @@ class Scaffold(Method):
 
     def _controls(self, run: LocalRun, client_state: Tensors) -> tuple[Tensor, Tensor]:
         common = run.message["control"].to(run.device)
-        own = client_state.get("control")
-        return (torch.zeros_like(common) if own is None else own.to(run.device)), common
+        return client_state.get("control", torch.zeros_like(common)).to(run.device), common
 
     # -- server
 

@@ -37,7 +37,7 @@ class Trees(Method):
     column_share: float = 0.7
     """The share of the columns that the trees of a round may ask for, drawn anew for each round."""
     site: bool = True
-    """Whether the row's site is a column, where the data name sites; for a row of an unknown site it is missing."""
+    """Whether the row's site is a column, where the data name sites, but never under ``blind``; missing if unknown."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -190,7 +190,7 @@ def _short(values: np.ndarray) -> list[float | None]:
 
 
 BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
-"""Momenta and floor of the optimizers: those of their authors' experiments."""
+"""Momenta and floor of the optimizers: those of their authors' experiments, where FedAdagrad alone has no momentum."""
 
 
 def in_force(server: ServerSettings, settled: Mapping[str, Any]) -> ServerSettings:

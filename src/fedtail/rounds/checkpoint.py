@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
-from fedtail.files import sync
+from fedtail.files import hash_file, sync
 from fedtail.rounds.history import plain
 from fedtail.rounds.state import Best, Rival, State
 
@@ -43,7 +43,7 @@ def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | No
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     save_file({k: _owned(v) for k, v in tensors.items()}, partial / TENSORS)
-    about["sha256"] = _sha256(partial / TENSORS)
+    about["sha256"] = hash_file(partial / TENSORS)
     about["sha256_state"] = _sha256_state(about)
     (partial / "state.json").write_text(json.dumps(about))
     history = folder.parent / "history.jsonl"  # a checkpoint must not be ahead of it after a power cut
@@ -72,7 +72,7 @@ def load_checkpoint(
         about = json.loads((folders[-1] / "state.json").read_text())
         if about.get("format") != FORMAT:
             raise FedtailError(f"{where} has format {about.get('format')!r}, this version reads {FORMAT}")
-        for name, checksum in (("sha256_state", _sha256_state(about)), ("sha256", _sha256(folders[-1] / TENSORS))):
+        for name, checksum in (("sha256_state", _sha256_state(about)), ("sha256", hash_file(folders[-1] / TENSORS))):
             if about.get(name, checksum) != checksum:  # checkpoints of before 0.3 have no checksums
                 raise FedtailError(f"{where} is damaged: its checksum does not match; delete it to start over")
         if settings is not None and (other := _difference(about.get("settings", {}), plain(settings))):
@@ -89,11 +89,6 @@ def load_checkpoint(
     except Exception as error:
         text = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise FedtailError(f"{where} cannot be read ({text}); delete it to start over") from None
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _sha256_state(about: Mapping[str, Any]) -> str:

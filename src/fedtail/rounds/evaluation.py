@@ -129,7 +129,7 @@ def scores_on(logits: Logits, n_classes: int, decision: Decision | None = None, 
 
 def probabilities_of(logits: Logits, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """(N, C) probabilities and (N,) labels."""
-    parts = [(torch.softmax(z.double(), -1).cpu().numpy(), y.cpu().numpy()) for z, y in logits]
+    parts = [(torch.softmax(z.double(), -1).nan_to_num(0.0).cpu().numpy(), y.cpu().numpy()) for z, y in logits]
     if not parts:
         return np.empty((0, n_classes)), np.empty(0, dtype=np.int64)
     return np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts])

@@ -249,7 +249,9 @@ def play_rivals(
     silent = np.array([n not in played for n in rivals])
     failed = silent | [n in played and any(r.code == DIVERGED for r in played[n].refused) for n in rivals]
     present = np.unique(np.concatenate([p.present for p in played.values()]))
-    models = separate_candidates([state.rivals[n].x for n in rivals])
+    shares, ends = problem.engine.sizes / problem.engine.sizes.sum(), [state.rivals[n] for n in rivals]
+    views = [problem.view(settings, end.x, state.round, shares, 0.0) for end in ends]
+    models = separate_candidates([problem.method.serve(v, e.method) for v, e in zip(views, ends, strict=True)])
     values, shown = race_values(problem, settings, models, present)
     leader = race.judge(values, shown, silent if failed.all() else failed)
     enter(problem, state, state.rivals[leader])

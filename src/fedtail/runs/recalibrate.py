@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.decisions import ENOUGH, Decision, class_shares
+from fedtail.core.decisions import ENOUGH, EQUAL, Decision, class_shares, share_weights
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import BINS, Scores, bin_edges
@@ -38,14 +38,15 @@ class Recalibrated:
     """Class shares of the new rows."""
 
 
-def recalibrate(judged: Judged, watch: Watch | None = None) -> Recalibrated:
+def recalibrate(judged: Judged, watch: Watch | None = None, goal: str = "") -> Recalibrated:
     """Refit a model's decision to new rows: with labels all of it, without them the class mix.
 
-    watch: knows from reference rows which class mix the model's probabilities stand for.
+    watch: knows from reference rows which class mix the model's probabilities stand for. goal: the ``decision.goal``
+    that its weights were chosen for.
     """
     if judged.y is not None and (judged.y >= 0).any():
         rows = judged.labelled
-        return refit(judged.decision, judged.classes, lambda decision: replace(rows, decision=decision).scores)
+        return refit(judged.decision, judged.classes, lambda decision: replace(rows, decision=decision).scores, goal)
     if watch is None:
         raise FedtailError(
             "these rows have no labels; name the label column, or begin with labelled reference rows "
@@ -54,8 +55,8 @@ def recalibrate(judged: Judged, watch: Watch | None = None) -> Recalibrated:
     return move_mix(judged.decision, watch, count(judged, watch.reference.inputs))
 
 
-def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Scores]) -> Recalibrated:
-    """Refit the calibration, then the threshold that keeps the promise, or the weights for macro F1, and the sets.
+def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Scores], goal: str = "") -> Recalibrated:
+    """Refit the calibration, then the threshold that keeps the promise, or the weights for the goal, and the sets.
 
     The calibration is a temperature, and a bias of each class where all have ``ENOUGH`` cases to follow their mix by.
     ask: returns the counts of all labelled rows under a decision, such as sums over sites.
@@ -74,7 +75,9 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
         place = min(int(np.searchsorted(own, row.sum() - row[old.target] + 1)), BINS - 1)
         if row.sum():
             new = new.with_threshold(old.target, float(bin_edges()[place]), len(classes))
-    elif old.weights:
+    elif goal == "balanced_accuracy":
+        new = replace(new, weights=share_weights(class_shares(scores), EQUAL))
+    elif old.weights or goal == "macro_f1":
         new, _ = best_power(ask, new, scores)
     new = new.with_sets(scores)
     mix = dict(zip(classes, class_shares(scores).tolist(), strict=True))
@@ -122,4 +125,5 @@ def keep(folder: Path, new: Recalibrated) -> Path:
 
 def _worth(scores: Scores) -> dict[str, float]:
     metrics: dict[str, Any] = summarize(scores.confusion, scores=scores)
-    return {name: float(metrics[name]) for name in ("accuracy", "macro_f1", "log_loss", "calibration_error")}
+    shown = ("accuracy", "balanced_accuracy", "macro_f1", "log_loss", "calibration_error")
+    return {name: float(metrics[name]) for name in shown}

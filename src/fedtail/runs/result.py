@@ -205,6 +205,8 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "found": {**problem.settled, **({} if race is None or race.racing else {"lr": race.lr})},
         "influence": influence_of(state.history, problem.engine.n_clients),
     }
+    info = problem.engine.info()
+    last = {**last, **info.pop("told", {})}  # what has changed since the last round
     summary: dict[str, Any] = {
         "rounds": state.round,
         "selected_round": state.round if best is None else best.round,
@@ -213,7 +215,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         **{name: value for name, value in optional.items() if value},
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         **_cost(validated, common, settings.decision.confidence),
-        "engine": problem.engine.info(),
+        "engine": info,
     }
     test = metrics_of_test(problem, splits, confusion)
     plainly = None if before is None or before["test"].pooled is None else before["test"].pooled.confusion

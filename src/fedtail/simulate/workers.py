@@ -33,8 +33,6 @@ core, and pieces that are mostly Python, which one thread runs at a time."""
 MOST = 8
 """Workers that ``auto`` takes at most. Measured on eight cores with two threads each: 1.85 times with two, 3.2 with
 four, 4.2 with eight, 4.1 with sixteen (``benchmarks/workers.py``)."""
-
-
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 CHEAP = (nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.Embedding)
 """Layers with weights that multiply matrices, and that do not."""

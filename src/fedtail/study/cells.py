@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.registry import Pooled
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
-from fedtail.registry import in_words
+from fedtail.files import hash_file
+from fedtail.registry import in_words, is_own
 from fedtail.runs.build import load_pooled
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
@@ -33,6 +35,7 @@ from fedtail.settings import RETIRED, Settings
 
 _latest: dict[str, Pooled] = {}
 """What the cells of a grid train on is read once by a process that runs several of them: the latest is kept."""
+CHANGED = "a file that its settings name has changed since; run the same command again"
 FREE_THEN = ("deploy.wait", "deploy.memory_mb", "deploy.metrics_port", "run.trackers", "data.bad_rows")
 FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items() if key not in FREE_THEN}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
@@ -42,15 +45,16 @@ LATER: dict[str, Any] = {"deploy.trust": "server", "deploy.after": "", "decision
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid. ``label`` is for people; the digest of its settings identifies it."""
+    """One run of a grid. ``label`` is for people; the digest of its settings, and of files they name, identifies it."""
 
     label: str
     config: Settings
 
-    @property
+    @cached_property
     def digest(self) -> str:
         keys = {k: v for k, v in result_keys(self.config).items() if LATER.get(k, ...) != v}
-        text = json.dumps({**FORMER, **keys}, sort_keys=True, default=str)
+        files = {f"file {v}": found for v in keys.values() if isinstance(v, str) and (found := content(v))}
+        text = json.dumps({**FORMER, **keys, **files}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def folder(self, base: Path) -> Path:
@@ -59,6 +63,12 @@ class Cell:
         own = base / f"{name}-{self.digest}"
         begun = [] if own.exists() else sorted(base.glob(f"*-{self.digest}"))
         return begun[0] if begun else own
+
+
+def content(word: str) -> str:
+    """The hash of the file that a setting names, the user's own code or table; empty if it names none."""
+    path = Path(word.rpartition(":")[0] if is_own(word) else word)
+    return hash_file(path) if path.suffix and path.is_file() else ""
 
 
 @dataclass(frozen=True)
@@ -174,8 +184,9 @@ def in_processes(workers: int) -> Launcher:
                 done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell = pending.pop(future)
-                    error = future.exception()
-                    yield Outcome(cell, cell.folder(base), error=future.result() if error is None else in_words(error))
+                    error, folder = future.exception(), cell.folder(base)
+                    said = future.result() if error is None else in_words(error)
+                    yield Outcome(cell, folder, error=said or (None if finished(folder) else CHANGED))
         except BaseException:  # Ctrl-C, or a caller that wants no more: cells in mid-run have their checkpoints
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()

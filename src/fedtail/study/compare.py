@@ -14,7 +14,7 @@ from fedtail.core.metrics import METRICS, lacking, signed
 from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.files import read_json
-from fedtail.methods import METHODS
+from fedtail.methods import METHODS, Method
 from fedtail.rates import RATES
 from fedtail.runs.build import build_federation, prepare
 from fedtail.runs.config import load_config
@@ -157,12 +157,13 @@ def best_by_validation(outcomes: Sequence[Outcome], metric: str) -> list[Outcome
 
 
 def validation_score(outcome: Outcome, metric: str) -> float:
-    """The run's last validation metric, negative where less is better; minus infinity for a failed run. A metric of
-    probabilities that the rounds did not take is that of the final model."""
+    """The run's last validation metric, negative where less is better; minus infinity for a failed run. Of the final
+    model where the rounds did not take it: a metric of probabilities, a method that changes the model afterwards."""
     if outcome.error is not None:
         return -math.inf
     last: dict[str, Any] = {}
-    for record in read_history(outcome.folder):
+    seen = METHODS[outcome.cell.config.method.name].conclude is Method.conclude
+    for record in read_history(outcome.folder) if seen else ():
         last = record.get("validation") or last
     if metric not in last:
         last = read_json(outcome.folder / "result.json").get("validation", {})

@@ -71,6 +71,8 @@ def test_a_train_and_a_test_folder_are_taken_as_given(tmp_path: Path) -> None:
     grid(tmp_path / "d" / "test", per=3)
     pooled = images(str(tmp_path / "d"))
     assert (len(pooled.train), len(pooled.test)) == (32, 24) and pooled.sites is not None
+    with pytest.raises(FedtailError, match=r"data\.test_fraction = 0\.3 has no effect beside the test folder"):
+        images(str(tmp_path / "d"), test_fraction=0.3)
 
 
 def test_every_format_and_mode_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
+from fedtail.rates import RATES
+from fedtail.rounds.race import racing
 from fedtail.rounds.validation import kept_model
 from fedtail.settings import Settings
 from fedtail_experiments.methods.creff import (
@@ -26,7 +28,7 @@ from fedtail_experiments.methods.creff import (
 )
 from fedtail_experiments.methods.measurements import class_gradients
 from fedtail_experiments.methods.retraining import fit_linear
-from tests.methods.federations import problem, train
+from tests.methods.federations import awkward_federation, problem, train
 
 
 @pytest.mark.parametrize(("n_classes", "per_class", "d"), [(4, 6, 60), (2, 5, 40), (3, 8, 9)])
@@ -210,3 +212,14 @@ def test_creff_is_judged_with_the_retrained_layer_and_trains_the_averaged_one() 
     assert torch.equal(made.model.classifier(kept)[0], state.method["weight"])
     judged = made.metrics(made.engine.confusion(kept, "test"))
     assert state.history[-1]["test"]["per_class_accuracy"] == judged["per_class_accuracy"]
+
+
+def test_learning_rates_race_with_the_model_that_creff_would_keep() -> None:
+    rates = racing(RATES.build("uniform", 5, rate=0.5), Settings.of(lr="auto"))
+    made = problem(CReFF(features=4, match_steps=5, steps=20), awkward_federation(validation=0.3), rates=rates)
+    state = train(made, 6, lr="auto", metric="macro_f1", validate_every=1)
+    raced = [record for record in state.history if "race" in record]
+    assert raced
+    for record in raced:
+        (first,) = {r["reward"] for r in record["race"] if r["lr"] == record["lr"]}
+        assert first == record["validation"]["macro_f1"]

@@ -176,6 +176,18 @@ def test_normalization_with_a_small_stabiliser_rests_where_unit_vectors_cancel()
     assert long.late > 0.1 and abs(long.late - short.late) < abs(short.late)
 
 
+def test_with_the_theorems_beta_the_mean_squared_gradient_does_not_fall_as_the_theorem_has_it() -> None:
+    """A T of sixteen times as much should divide it by four, as with beta = .5, where the early rounds make it."""
+    fixed, theorems = (
+        [run_point("constant", t, 0, beta=beta, delta=10.0, scale=5.0).mean for t in (64, 1024)] for beta in (0.5, None)
+    )
+    assert fixed[0] / fixed[1] > 3.5 and theorems[0] / theorems[1] < 2.5
+
+
+def test_with_the_theorems_beta_there_is_no_floor_where_unit_vectors_cancel() -> None:
+    assert run_point("constant", 1024, 0, beta=None).late < 0.1 < run_point("constant", 1024, 0).late
+
+
 def test_every_kind_of_figure_can_be_declared() -> None:
     assert {"table", *KINDS} == set(get_args(GridFile.model_fields["kind"].annotation))
 

@@ -122,6 +122,12 @@ def test_a_cell_is_the_mean_of_its_runs_the_last_of_each_seed_and_of_no_changed_
     assert found.spread == pytest.approx(0.1 / 2**0.5)
 
 
+def test_a_cell_with_a_run_from_before_there_were_records_is_marked() -> None:
+    runs = [run("FedAvg + U", 0, 0.9, source="RESULTS.md, version 0.1"), run("FedAvg + U", 1, 0.8)]
+    assert "×2†" in table("adult-iid-5", runs)
+    assert "†" not in table("adult-iid-5", runs[1:])
+
+
 def test_p_values_are_corrected_over_all_tests_of_a_table() -> None:
     records = [run("FedAvg + U", s, v) for s, v in enumerate((0.90, 0.91, 0.92))]
     records += [run("FedProx + U", s, v) for s, v in enumerate((0.89, 0.91, 0.90))]  # alone: p .225
@@ -165,11 +171,13 @@ def test_single_runs_are_listed_with_what_was_changed_and_their_validation_where
     runs = [
         run("FedAvg + U", 0, 0.9, overrides={"local.lr": 0.4}, validation={"macro_f1": 0.7}, seconds=2.0),
         run("FedAvg + U", 0, 0.8, overrides={"local.lr": 0.2}),
+        run("FedAvg + U", 1, 0.6, overrides={"local.lr": 0.2}),
         run("FedAvg + U", 0, 0.7),
     ]
-    _, _, first, second = listed(view, runs).splitlines()
+    _, _, first, second, third = listed(view, runs).splitlines()
     assert first == "| FedAvg + U | lr 0.4 | .900 | .700 | 2 s |"
     assert second == "| FedAvg + U | lr 0.2 | .800 | – |  |"
+    assert third == "| FedAvg + U | lr 0.2, seed 1 | .600 | – |  |"
 
 
 def test_a_cell_below_the_majority_class_is_marked_and_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -34,6 +35,8 @@ from fedtail.federate.operate.processes import free_port, superlink_command
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker_client
+from fedtail.federate.site.config import load_site
+from fedtail.federate.site.own import stamp
 from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.runs.config import load_config
 from tests.federate.conftest import settings
@@ -140,6 +143,43 @@ def test_init_writes_a_folder_and_a_sites_doctor_reads_its_data(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("site.toml", b'site = "north"\n', r"site = 'north' must be a table; write \[site\] above its keys"),
+        ("site.toml", b'[site]\nname = "north"\n[data]\npath = 3\n', r"\[data\] path = 3 must be text"),
+        ("site.toml", b'[site]\nname = "north"\n[data]\npath = "~/d.csv"\nschema = "s.toml"\n', r"s\.toml' does not"),
+        ("site.key", b"x", r"site\.key' is no key .* make another with `fedtail site keys --new`"),
+        ("site.pub", b"x", r"site\.pub' is not a site's public key; `fedtail site keys` writes it"),
+        ("sites.pub", b"\xff x", "has a line that is not a public key with a name"),
+        ("ca.crt", b"x", r"cannot be reached over TLS with .*ca\.crt"),
+    ],
+)
+def test_a_file_of_a_site_that_cannot_be_read_is_one_line(
+    tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings()).site("north")
+    (site / file).write_bytes(content)
+    try:
+        said = "; ".join(f.message for f in examine_site(site / "site.toml", "127.0.0.1:1") if f.level == "error")
+    except FedtailError as error:
+        said = str(error)
+    assert re.search(message, said) and "\n" not in said, said
+
+
+def test_a_path_at_home_and_a_share_outside_its_range_are_noticed_before_a_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pd.DataFrame({"a": [*range(20), *range(20)], "y": ["no", "yes"] * 20}).to_csv(tmp_path / "d.csv", index=False)
+    schema, _ = propose_schema(tmp_path / "d.csv", "y")
+    (tmp_path / "schema.toml").write_text(schema_text(schema))
+    file = tmp_path / "site.toml"
+    for validation, level in (("0.1", "ok"), ("1.5", "error")):
+        paths = 'path = "~/d.csv"\nschema = "~/schema.toml"'
+        file.write_text(f'[site]\nname = "north"\n[data]\n{paths}\nvalidation = {validation}\n')
+        assert [f.level for f in examine_site(file) if f.subject == "data"] == [level]
+    assert any(str(tmp_path / "d.csv") in str(part) for part in stamp(load_site(file))), "a change is noticed"
+
+
+@pytest.mark.parametrize(
     ("device", "message"),
     [("cude", "worker.device 'cude' is unknown; did you mean 'cuda'"), ("cuda:77", "worker.device = 'cuda:77' but")],
 )
@@ -237,7 +277,6 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     fault = {"client": 1, "round": 1, "reason": "no reply within 20 s"}
     status = Status(deployment.server / "run.json", settings(), 7)
     status.write(state="training", round=2, errors=[fault])
-    (deployment.server / "run.id").write_text("7\n")
     with (deployment.server / RUN_LOCK).open("w") as lock:  # held by the process that trains, as long as it lives
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert runs.where(deployment)["state"] == "training"

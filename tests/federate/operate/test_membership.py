@@ -49,6 +49,15 @@ def test_sites_with_data_of_their_own_may_be_any_number(tmp_path: Path) -> None:
     assert load_site(made.site("west") / "site.toml").data["kind"] == "table"
 
 
+def test_a_public_half_that_was_lost_is_written_again_for_the_same_key(deployment: Deployment) -> None:
+    site = deployment.site("north")
+    lost, listed = (site / "site.pub").read_text(), (site / "sites.pub").read_text()
+    (site / "site.pub").unlink()
+    assert membership.own_key(site)[0] == lost.strip() and (site / "site.pub").read_text() == lost
+    assert key_matches(site) and (site / "sites.pub").read_text() == listed
+    assert membership.own_key(site, new=True)[0] != lost.strip() and key_matches(site)
+
+
 def test_sites_with_data_of_their_own_make_their_own_keys(tmp_path: Path) -> None:
     """The server's folder never holds a private key of a site; a new key takes the place of a lost one."""
     assert call("init", tmp_path / "fed", "--sites", "north,south", "--own-data", "--port", free_port())[0] == 0
@@ -120,6 +129,13 @@ def test_the_last_site_stays_and_a_missing_ca_is_named(deployment: Deployment) -
         membership.remove_site(load_deployment(deployment.folder), name)
     code, output = call("remove", deployment.folder, "south")
     assert code == 2 and "is the last site" in output
+    (deployment.server / "server.crt").unlink()
+    assert call("renew", deployment.folder)[0] == 0, "one that was lost"
+    seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
+    assert set(seen.hosts) == {"127.0.0.1", "localhost"}
+    (deployment.server / "ca.key").write_text("x")
+    code, output = call("renew", deployment.folder)
+    assert code == 2 and "restore ca.key and ca.crt" in output
     (deployment.server / "ca.key").unlink()
     code, output = call("renew", deployment.folder)
     assert code == 2 and "restore the CA's key" in output

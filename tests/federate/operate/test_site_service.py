@@ -87,7 +87,7 @@ def test_a_server_that_cannot_be_reached_is_waited_for_and_one_that_can_for_a_wh
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("raise SystemExit(3)", "exited with code 3; restarting it"),
+        ("raise SystemExit(3)", "exited with code 3; find out why: fedtail deploy doctor --site "),
         ("import time; time.sleep(3600)", "although the server is reachable; restarting it"),
     ],
 )
@@ -127,6 +127,9 @@ def test_a_service_bears_a_full_disk(site: Path) -> None:
 def test_health_says_what_is_wrong_and_how_to_start(site: Path) -> None:
     found = CliRunner().invoke(app, ["site", "health", str(site)])
     assert found.exit_code == 1 and f"north: down: start it with: fedtail site run {site}" in found.output
+    for other in ('{"uptime": 3}', "{"):  # of another version, or cut off
+        (site / "health.json").write_text(other)
+        assert CliRunner().invoke(app, ["site", "health", str(site)]).output == found.output
     (site / "site.toml").write_text((site / "site.toml").read_text().replace("server =", "# server ="))
     with pytest.raises(FedtailError, match=r"\[site\] has no server"):
         SiteService(site)

@@ -200,13 +200,16 @@ def test_a_site_says_in_its_audit_what_of_a_document_is_other(change: Any, what:
     assert what in last["reason"].partition("other data than this site has; other: ")[2]
 
 
-def test_clusters_of_a_list_of_sites_stay_what_they_were(tmp_path: Path) -> None:
+def test_clusters_of_a_list_of_sites_stay_what_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over the lines of the Fano plane, each harmless alone, would count every one of seven sites."""
+    synced: list[Path] = []
+    monkeypatch.setattr("fedtail.federate.exchanges.sync", synced.append)
     labels = ["a", "a", "a", "b", "b", "b", "b"]
     config = settings(tmp_path, 7, rates={"name": "fedhoo_clusters", "labels": labels, "cold_rounds": 1})
     names, sites = open_sites(tmp_path / "sites", config)
     document = document_for(config, names)
     assert "offer" in said(sites[0], Phase.OFFER, document=document)
+    assert len(synced) == 2, "the entry of the clusters is on disk, as that of the offer is"
     assert "offer" in said(sites[0], Phase.OFFER, document=document), "again, as they were"
     for other in (["a", "b", "b", "a", "a", "b", "b"], ["a", "b", "b", "b", "a", "a", "b"]):
         document["settings"]["rates"]["labels"] = other

@@ -25,6 +25,8 @@ from fedtail.federate.protocol.wire import Parts, unpack
 from fedtail.federate.server import federate
 from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.member import SiteTotals, SumError
+from fedtail.federate.site.own import TableSite
+from fedtail.federate.site.site import Site
 from fedtail.federate.summed import scores_reach
 from fedtail.runs.config import changed, check_config, load_config
 from fedtail.runs.execution import run
@@ -102,7 +104,7 @@ def test_an_update_beyond_fixed_point_stops_the_run_and_wraps_nothing(tmp_path: 
     rough = {"local": {"batch_size": 32, "lr": 50.0}, "method": {"name": "fedavg"}, "run": {"rounds": 1}}
     config = settings(tmp_path, **rough)
     names, sites = open_sites(tmp_path / "sites", config)
-    with pytest.raises(FedtailError, match="local training was not finite; lower local"):
+    with pytest.raises(FedtailError, match=r"whose training diverged \(lower local.lr\): its audit"):
         federate(config, Wires(sites), names)
     said = (tmp_path / "sites" / names[0] / "audit.jsonl").read_text().splitlines()[-1]
     assert "lower local.lr" in said
@@ -180,6 +182,30 @@ def test_a_site_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     assert torch.allclose(result.x, run(same).x, atol=1e-5)
 
 
+def test_a_run_does_not_go_on_with_other_rows_at_a_site(tmp_path: Path) -> None:
+    """Its weight is that of the rows it began with: with five times as many, updates would count five times."""
+    config, names, sites = table_sites(tmp_path)
+    wires, file = Wires(sites), tmp_path / "1.csv"
+    whole, opened = file.read_text(), []
+
+    def restarted(phase: str, client: int, asked: Parts, reply: Parts) -> Parts:
+        if phase == Phase.STEP and client == 2 and unpack(asked).meta["number"] == 7 and not opened:
+            head, *rows = whole.splitlines(keepends=True)
+            file.write_text(head + "".join(rows * 5))
+            data = TableSite(file, tmp_path / "schema.toml")
+            opened.append(Site(names[1], data, Policy(), tmp_path / "sites" / names[1]))
+            wires.sites[1] = opened[0].handle
+        return reply
+
+    wires.tamper = restarted
+    with pytest.raises(FedtailError, match=rf"{names[1]}: it no longer matches what it agreed to"):
+        federate(config, wires, names)
+    assert "restore them, or start a new run" in (tmp_path / "sites" / names[1] / "audit.jsonl").read_text()
+    file.write_text(whole)
+    wires.sites[1] = Site(names[1], TableSite(file, tmp_path / "schema.toml"), Policy(), opened[0].folder).handle
+    assert len(federate(config, wires, names, resume=True).history) == config.run.rounds
+
+
 def test_what_several_sites_say_is_told_once(tmp_path: Path) -> None:
     config, names, sites = table_sites(tmp_path, methods=["trees"])
     with pytest.raises(FedtailError, match=rf"sites \({', '.join(names)}: site policy: the method [^;]*\)"):
@@ -249,6 +275,10 @@ def test_every_sum_of_a_private_run_has_noise_and_a_price(tmp_path: Path) -> Non
     numbers = {int(line["key"].rpartition("/")[2]) for line in releases}
     exchanges = max(numbers)
     assert numbers == set(range(1, exchanges + 1)) and all(line["noise"] == 0.01 for line in releases)
+    assert result.summary["privacy"]["releases"] == exchanges, "also what came after the last round"
+    whole = result.summary["privacy"]["epsilon"]
+    assert whole == gaussian_epsilon({0.01: exchanges}, 1e-5)
+    assert f"({whole:.3g}, 1e-05) for all sums" in result.report().read_text()
     spent = result.history[-1]["privacy"]
     assert spent["releases"] == result.history[-1]["exchange"] and spent["epsilon"] > 0
     without = settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from fedtail.federate.protocol.agreement import plain_id
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
+from fedtail.federate.relay import RelayTotals
 from fedtail.federate.server import federate
 from fedtail.federate.site.site import Site
+from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
 
@@ -85,7 +88,7 @@ def test_what_nobody_has_signed_is_begun_at_no_site_that_does_not_trust(tmp_path
 
 
 def test_sites_are_a_column_and_every_site_answers_for_its_own_rows(tmp_path: Path) -> None:
-    config = of_trees(tmp_path, method={"name": "trees", "least_rows": 2})
+    config = of_trees(tmp_path, method={"name": "trees", "least_rows": 2}, deploy={"trust": "server"})
     names, sites = open_sites(tmp_path / "sites", config)
     result = federate(config, Wires(sites), names)
     assert "site" in result.summary["importance"]
@@ -93,6 +96,24 @@ def test_sites_are_a_column_and_every_site_answers_for_its_own_rows(tmp_path: Pa
     model = load_model(result.folder)
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     assert model.at(names[1]).predict_proba(x).shape == (20, 4)
+
+
+def test_trees_that_nobody_steers_know_no_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows by site are no sum over sites: neither how many each has, nor their classes, by the gradients of each."""
+    config, names, sites = table_sites(tmp_path)
+    raw = {**config.model_dump(exclude={"method", "model", "local"}), "method": {"name": "trees"}}
+    seen, sums = list[list[int]](), RelayTotals.sums
+
+    def watched(self: RelayTotals, *asked: Any) -> np.ndarray:
+        found = sums(self, *asked)
+        seen.append(found[0].tolist())
+        return found
+
+    monkeypatch.setattr(RelayTotals, "sums", watched)
+    result = federate(check_config(raw), Wires(sites), names)
+    assert result.folder is not None and load_model(result.folder).architecture.get("sites") is None
+    assert "site" not in result.summary["importance"]
+    assert len(seen[6]) == 5, "rows of two classes and of three wards, but not of three sites"
 
 
 def test_private_trees_are_refused_in_one_line(tmp_path: Path) -> None:

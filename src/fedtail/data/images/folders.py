@@ -18,6 +18,9 @@ from fedtail.data.tables.notes import class_notes
 from fedtail.data.tables.read import is_saved
 from fedtail.errors import FedtailError, check_range, one_of
 
+HELD = 0.15
+"""Share of the images to test on, where there is no test folder."""
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -38,7 +41,7 @@ def images(
     largest: int = LARGEST,
     color: str = "auto",
     background: str | None = None,
-    test_fraction: float = 0.15,
+    test_fraction: float = HELD,
     skip_corrupt: bool = False,
     cache: bool = True,
     label: str = "",
@@ -118,7 +121,7 @@ def from_listing(
     color: str = "auto",
     background: str | None = None,
     augment: str | None = "flip",
-    test_fraction: float = 0.15,
+    test_fraction: float = HELD,
     skip_corrupt: bool = False,
     cache: bool = True,
     seed: int = 0,
@@ -127,6 +130,8 @@ def from_listing(
     if color not in ("auto", "grey", "rgb"):
         raise one_of("data.color", color, ("auto", "grey", "rgb"))
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
+    if listing.test is not None and test_fraction != HELD:
+        raise FedtailError(f"data.test_fraction = {test_fraction:g} has no effect beside the test folder; leave it out")
     check_range("data.largest", largest, 4, 2048)
     headers = survey(listing.files)
     listing, _ = _readable(listing, {i: h for i, h in enumerate(headers) if isinstance(h, str)}, skip_corrupt)

@@ -71,7 +71,7 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
     file, deadline = deployment.server / RUN_LOCK, time.monotonic() + seconds
     while is_locked(file):
         if time.monotonic() > deadline:
-            raise FedtailError("the previous run has not ended; see superlink.log")
+            raise FedtailError("the previous run has not ended; see the SuperLink's log")
         time.sleep(0.2)
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.protocol.agreement import read_public_key, read_site_key
 
 CA_DAYS, SERVER_DAYS = 3650, 825
 PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
@@ -83,25 +84,24 @@ def _certify(folder: Path, file: str, name: str, days: int, hosts: list[str] | N
 
 
 def make_site_key(folder: Path, name: str) -> None:
-    """Write ``site.key`` and ``site.pub``, with which a site proves who it is. Only the public half is registered."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    public = key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
-    write_secret(folder / "site.key", private)
+    """Write ``site.pub`` for ``site.key``, which is made where there is none: with them a site proves who it is. Only
+    the public half is registered."""
+    secret = folder / "site.key"
+    if not secret.is_file():
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_secret(secret, key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
+    public = read_site_key(secret).public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
     (folder / "site.pub").write_bytes(public + f" {name}\n".encode())
 
 
 def public_key_bytes(path: Path) -> bytes:
     """Return the key in a ``site.pub`` as Flower knows the site by it: PEM."""
-    key = serialization.load_ssh_public_key(path.read_bytes())
-    return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return read_public_key(path).public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def key_matches(folder: Path) -> bool:
     """Return whether ``site.key`` and ``site.pub`` are a pair."""
-    private = serialization.load_ssh_private_key((folder / "site.key").read_bytes(), None)
-    public = serialization.load_ssh_public_key((folder / "site.pub").read_bytes())
-    return bool(private.public_key() == public)
+    return read_site_key(folder / "site.key").public_key() == read_public_key(folder / "site.pub")
 
 
 def renew_certificate(deployment: Deployment) -> str:
@@ -109,8 +109,13 @@ def renew_certificate(deployment: Deployment) -> str:
     server = deployment.server
     if not (server / "ca.key").is_file():
         raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
-    hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
-    make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
+    hosts: tuple[str, ...] = ("127.0.0.1", "localhost")
+    with contextlib.suppress(FedtailError):  # it may be lost
+        hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
+    try:
+        make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
+    except (OSError, ValueError, TypeError) as error:
+        raise FedtailError(f"the CA in {str(server)!r} cannot sign: restore ca.key and ca.crt ({error})") from None
     return f"{inspect_certificate(server / 'server.crt', server / 'ca.crt').ends:%Y-%m-%d}"
 
 

@@ -93,6 +93,10 @@ class Control:
         status = found[run_id].status
         return f"{status.status}:{status.sub_status}".rstrip(":"), status.details
 
+    def active(self) -> list[int]:
+        """Return the runs that have not ended, questions included."""
+        return [run for run in self._call("ListRuns", ListRunsRequest()).run_dict if not self.is_over(run)]
+
     def is_over(self, run_id: int) -> bool:
         """Return whether a run has ended, or is forgotten."""
         return self.run_status(run_id)[0].startswith(OVER)
@@ -127,10 +131,13 @@ class Control:
 
 
 def no_answer(deployment: Deployment) -> FedtailError:
-    """One line for a SuperLink that is down."""
+    """One line for a SuperLink that is down, or that nobody believes."""
+    where = f"{deployment.host}:{deployment.port}"
+    if "CERTIFICATE_VERIFY" in (fault := tls_fault(where, deployment.server / "ca.crt", 2.0)):
+        renew = f"`fedtail deploy renew {deployment.shown}`"
+        return FedtailError(f"the SuperLink's certificate is not valid ({fault}); {renew}, and start its unit again")
     return FedtailError(
-        f"no SuperLink answers at {deployment.host}:{deployment.port}; start its unit, or for a rehearsal: "
-        f"fedtail deploy up {deployment.shown}"
+        f"no SuperLink answers at {where}; start its unit, or for a rehearsal: fedtail deploy up {deployment.shown}"
     )
 
 

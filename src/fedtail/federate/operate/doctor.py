@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ssl
 import stat
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,14 @@ from fedtail.models.device import check_device
 from fedtail.version import VERSION
 
 EXPIRY_DAYS = 30
+AHEAD, BEHIND = 5.0, 300.0
+"""Seconds by which a site's clock may differ from the server's: beyond, Flower does not believe its signatures."""
 PROTOBUF = "application/protobuf"
 HINTS = {
     "not registered": "run `fedtail deploy register {folder}`",
     "without a key": "get its public key (`fedtail site keys`): fedtail deploy add {folder} {site} --key FILE",
     "offline": "ask its operator for `fedtail site health` and the log of its service",
-    "registered": "it has not connected yet; ask its operator to start `fedtail site run`",
+    "registered": "it has not connected yet; ask its operator to start `fedtail site run`, or for its log",
 }
 
 
@@ -122,13 +126,16 @@ def check_key(folder: Path, name: str) -> list[Finding]:
         return [Finding("error", name, f"{public} is missing; make a key at the site with `fedtail site keys`")]
     if not private.is_file():
         return []
-    if not key_matches(folder):
-        return [Finding("error", name, "site.key and site.pub do not match")]
-    if not listed.is_file():
-        return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
-    if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
-        other = "sites.pub and site.key have different keys for this site; distribute the new list"
-        return [Finding("error", name, other)]
+    try:
+        if not key_matches(folder):
+            return [Finding("error", name, "site.key and site.pub do not match; `fedtail site keys` writes site.pub")]
+        if not listed.is_file():
+            return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
+        if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
+            other = "sites.pub and site.key have different keys for this site; distribute the new list"
+            return [Finding("error", name, other)]
+    except FedtailError as error:
+        return [Finding("error", name, str(error))]
     return _private(private)
 
 
@@ -140,9 +147,14 @@ def check_connection(address: str, ca: Path) -> list[Finding]:
     try:
         with httpx.Client(verify=ssl.create_default_context(cafile=str(ca)), timeout=10) as client:
             answer = client.post(f"https://{address}/v1/control/list-nodes", headers={"content-type": PROTOBUF})
-    except httpx.HTTPError as error:
-        return [Finding("error", "server", f"{address} cannot be reached over TLS: {error}")]
+    except (httpx.HTTPError, OSError) as error:  # a ca.crt that is none, too
+        return [Finding("error", "server", f"{address} cannot be reached over TLS with {ca}: {error}")]
     out = [Finding("ok", "server", f"{address} answers over TLS")]
+    with contextlib.suppress(KeyError, ValueError, TypeError):  # an answer without a date
+        ahead = (datetime.datetime.now(datetime.UTC) - parsedate_to_datetime(answer.headers["date"])).total_seconds()
+        if not -BEHIND < ahead < AHEAD:
+            told = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+            out.append(Finding("error", "clock", f"{told}, which refuses to let the site in; set it by NTP"))
     if answer.status_code not in (403, 404):
         out.append(Finding("warning", "server", f"{address} exposes the control path; the proxy should block it"))
     return out

@@ -109,13 +109,13 @@ def own_key(folder: Path, *, new: bool = False) -> tuple[str, Roster | None]:
     """Return, at a site, the line of its public key and its list of sites. A site without a key makes one here; a new
     one takes the old one's place on the list. The server and the other sites must be given the line."""
     name, listed = load_site(folder / "site.toml").name, folder / "sites.pub"
-    if new or not (folder / "site.key").is_file():
-        for old in ("site.key", "site.pub"):
-            (folder / old).unlink(missing_ok=True)
-        make_site_key(folder, name)
-        if listed.is_file():
-            others = [line for line in listed.read_text().splitlines() if line.split(maxsplit=2)[2:] != [name]]
-            listed.write_text("\n".join([*others, (folder / "site.pub").read_text()]).strip() + "\n")
+    if new:
+        (folder / "site.key").unlink(missing_ok=True)
+    had = (folder / "site.key").is_file()
+    make_site_key(folder, name)
+    if listed.is_file() and not had:
+        others = [line for line in listed.read_text().splitlines() if line.split(maxsplit=2)[2:] != [name]]
+        listed.write_text("\n".join([*others, (folder / "site.pub").read_text()]).strip() + "\n")
     return (folder / "site.pub").read_text().strip(), read_roster(listed) if listed.is_file() else None
 
 

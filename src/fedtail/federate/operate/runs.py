@@ -14,7 +14,7 @@ from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import OVER, Control, is_healthy
 from fedtail.federate.operate.create import write_config
 from fedtail.federate.status import RUN_LOCK, follow
-from fedtail.files import is_locked, write_atomically
+from fedtail.files import is_locked, read_json, write_atomically
 from fedtail.runs.config import load_config
 from fedtail.runs.monitor import Seen
 from fedtail.settings import Settings
@@ -22,6 +22,8 @@ from fedtail.settings import Settings
 Show = Callable[[dict[str, Any]], None]
 """What is told of every change of a run's status."""
 ENDED = ("finished", "failed", "stopped")
+RUN, ANSWER = "run.json", "answer.json"
+"""In ``server/``: where a run stands, and a question to the sites."""
 
 
 def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
@@ -29,11 +31,9 @@ def start(deployment: Deployment, config: Settings | None = None, *, resume: boo
     with Control(deployment) as control:
         _end_previous(deployment, control, resume)
         path = write_config(deployment, config)
-        run_id = control.start_run(
+        return control.start_run(
             config=str(path), deployment=str(deployment.folder), sites=len(deployment.sites), resume=resume
         )
-    (deployment.server / "run.id").write_text(f"{run_id}\n")
-    return run_id
 
 
 def count(
@@ -46,24 +46,29 @@ def count(
     """Have all sites count what the model in a run folder makes of their rows, without training."""
     config = load_config(deployment.config)
     question = write_question(what, folder, deployment.sites, config.deploy.trust, reference)
-    asked, answer = deployment.server / "question.json", deployment.server / "answer.json"
+    asked, answer = deployment.server / "question.json", deployment.server / ANSWER
     known = None if reference is None else reference.to_json()
-    write_atomically(asked, json.dumps({"question": question, "folder": str(folder.resolve()), "reference": known}))
-    answer.unlink(missing_ok=True)
-    path = write_config(deployment, config, "question.toml")  # the last run's stays, for its --resume
     with Control(deployment) as control:
+        _end_previous(deployment, control)
+        write_atomically(asked, json.dumps({"question": question, "folder": str(folder.resolve()), "reference": known}))
+        answer.unlink(missing_ok=True)
+        path = write_config(deployment, config, "question.toml")  # the last run's stays, for its --resume
         run_id = control.start_run(config=str(path), deployment=str(deployment.folder), question=str(asked))
-    counted = wait(deployment, run_id, on_change, answer)["counts"]
+    try:
+        counted = wait(deployment, run_id, on_change, answer)["counts"]
+    except KeyboardInterrupt:
+        stop(deployment)  # else it waits on for sites that are away, and nothing else can begin
+        raise
     return (Scores if what == "evaluate" else Seen).from_json(counted)
 
 
 def stop(deployment: Deployment) -> bool:
-    """End the run that is going on; its checkpoint stays. False if there is none."""
-    run_id = last_run(deployment)
-    if run_id is None or not is_healthy(deployment):
+    """End what is going on, a run or a question to the sites; a run's checkpoint stays. False if there is nothing."""
+    if not is_healthy(deployment):
         return False
     with Control(deployment) as control:
-        return control.stop_run(run_id)
+        ended = [control.stop_run(run_id) for run_id in control.active()]
+    return any(ended)
 
 
 def wait(
@@ -78,10 +83,11 @@ def fault(deployment: Deployment, run_id: int) -> str:
     with Control(deployment) as control:
         status, details = control.run_status(run_id)
     if status.startswith("finished:stopped"):
-        return f"the run was stopped; resume it with `fedtail deploy run {deployment.shown} --resume`"
+        return f"it was stopped; resume a run with `fedtail deploy run {deployment.shown} --resume`"
     if not status.startswith(OVER):
         return ""
-    return f"Flower ended the run ({' '.join([status, details]).strip()}); see {deployment.server}/superlink.log"
+    log = f"{deployment.server}/superlink.log, or its unit's journal"
+    return f"Flower ended the run ({' '.join([status, details]).strip()}); see {log}"
 
 
 def where(deployment: Deployment) -> dict[str, Any]:
@@ -94,24 +100,18 @@ def where(deployment: Deployment) -> dict[str, Any]:
 
 def read_status(deployment: Deployment, run_id: int | None = None, path: Path | None = None) -> dict[str, Any]:
     """Return what the running or last run reports; empty if none has started, or if it is not the one asked for."""
-    path = path or deployment.server / "run.json"
-    now = dict(json.loads(path.read_text())) if path.is_file() else {}
+    path = path or deployment.server / RUN
+    now = read_json(path)
     return now if run_id is None or now.get("run") == str(run_id) else {}
 
 
-def last_run(deployment: Deployment) -> int | None:
-    """Return Flower's id of the last training run."""
-    file = deployment.server / "run.id"
-    return int(file.read_text()) if file.is_file() else None
-
-
-def _end_previous(deployment: Deployment, control: Control, resume: bool) -> None:
-    """End a run whose server died, for which sites would work on; a run that is active is an error."""
-    previous = last_run(deployment)
-    if previous is None or read_status(deployment, previous).get("state") in ENDED:
-        return
-    if control.is_over(previous):
-        return
-    if not resume:
-        raise FedtailError(f"a run is already active; stop it first with `fedtail deploy stop {deployment.shown}`")
-    control.stop_run(previous)
+def _end_previous(deployment: Deployment, control: Control, resume: bool = False) -> None:
+    """End a run whose server died, for which sites would work on; what is active otherwise is an error."""
+    told = [read_status(deployment, path=deployment.server / file) for file in (RUN, ANSWER)]
+    over = {status["run"] for status in told if status.get("state") in ENDED}  # Flower hears of it a moment later
+    for run_id in control.active():
+        if resume:
+            control.stop_run(run_id)
+        elif str(run_id) not in over:
+            why = "a run, or a question to the sites, is already active"
+            raise FedtailError(f"{why}; stop it first with `fedtail deploy stop {deployment.shown}`")

@@ -124,7 +124,9 @@ class SiteService:
         reachable = 0.0  # seconds for which the server could be reached and yet did not answer
         while not self.stopping.wait(self.look):
             if (code := process.poll()) is not None:
-                return f"the SuperNode exited with code {code}"
+                doctor = f"; find out why: fedtail deploy doctor --site {self.folder} --server {self.address}"
+                met = self.health.contact >= self.health.started
+                return f"the SuperNode exited with code {code}{'' if met else doctor}"
             with contextlib.suppress(OSError):  # none yet
                 self.health.contact = self.contact.stat().st_mtime
             silent = time.time() - max(self.health.contact, self.health.started)
@@ -187,7 +189,9 @@ def alone(folder: Path) -> Iterator[None]:
 def read_health(folder: Path) -> Health:
     """Return a site's health; ``down`` where no service runs."""
     config, file = load_site(folder / "site.toml"), folder / "health.json"
-    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(config.name, config.server)
+    known = Health(config.name, config.server)
+    with contextlib.suppress(OSError, ValueError, TypeError):  # none yet, or of another version
+        known = Health(**json.loads(file.read_text()))
     if not is_locked(folder / "service.lock"):
         known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
     return known

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -80,7 +80,7 @@ class Roster:
 def read_roster(path: Path) -> Roster:
     """The list in a ``sites.pub``; one clear line if it cannot be read."""
     lines: dict[str, str] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         if not line.strip():
             continue
         try:
@@ -97,11 +97,26 @@ def read_roster(path: Path) -> Roster:
 
 
 def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's long-lived key."""
-    key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedtailError(f"{str(path)!r} has the wrong key type; create one with `fedtail site keys`")
-    return key
+    """A site's long-lived key; one clear line if it cannot be read."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # no key, or one under a passphrase
+        pass
+    told = "restore it without a passphrase, or make another with `fedtail site keys --new`"
+    raise FedtailError(f"{str(path)!r} is no key that `fedtail site keys` has made; {told}")
+
+
+def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """The key in a ``site.pub``; one clear line if there is none."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key
+    except (ValueError, UnsupportedAlgorithm):
+        pass
+    raise FedtailError(f"{str(path)!r} is not a site's public key; `fedtail site keys` writes it at the site")
 
 
 def is_signed(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
@@ -198,7 +213,7 @@ def check_offers(roster: Roster, document: str, offers: Mapping[str, Offer]) -> 
             raise AgreementError(f"{name!r} has another list of sites (sites.pub); compare fingerprints")
         if offer.document != document:
             raise AgreementError(f"{name!r} has signed another document")
-    if len({offer.key for offer in offers.values()}) < len(offers):
+    if len({_bytes(offer.key) for offer in offers.values()}) < len(offers):
         raise AgreementError("two sites offer the same key")
 
 
@@ -245,7 +260,7 @@ class Party:
 
     def begin(self, numbers: Mapping[str, str], shares: Mapping[str, str]) -> None:
         """Take everybody's number and share; ``AgreementError`` unless they are those that were promised."""
-        if set(numbers) != set(self.offers) or set(shares) != set(self.offers) - {self.name}:
+        if not self.offers or set(numbers) != set(self.offers) or set(shares) != set(self.offers) - {self.name}:
             raise AgreementError("numbers or shares of other sites than have signed")
         for name, number in numbers.items():
             if hashlib.sha256(_bytes(number)).hexdigest() != self.offers[name].commitment:

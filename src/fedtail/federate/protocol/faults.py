@@ -25,7 +25,8 @@ CODES: dict[str, str] = {
     "update": "its update cannot be used",
     # Runs that nobody steers.
     "agreement": "it has not agreed: documents, signatures or lists of sites differ; its audit.jsonl says in what",
-    "check": "the sum that came back is not the sum of what the sites sent; it goes no further",
+    "check": "the sum that came back is not the sum of what the sites sent, or a site had nothing to add, such as one "
+    "whose training diverged (lower local.lr): its audit.jsonl says so",
     "repeat": "it is at another exchange of this run",
     "disk": "its disk is full, or cannot be written",
     # What a site says of itself.

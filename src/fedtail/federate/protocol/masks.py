@@ -172,10 +172,10 @@ def hide(
     members: Sequence[str],
     limit: int,
 ) -> Parcel:
-    """A site's (n,) int64 vector as it leaves. members: of its group, sorted."""
+    """A site's (n,) int64 vector as it leaves, under a mask for each other member. members: of its group, sorted."""
     seed = check_seed(common, number, members)
     check = inner(values, seed) + (pad(seed) if me == members[0] else 0)
-    masks = {peer: derive(secret, "mask", number, *members) for peer, secret in pairs.items() if peer in members}
+    masks = {peer: derive(pairs[peer], "mask", number, *members) for peer in members if peer != me}
     hidden, check = masked(values.astype(ring(limit)), check, me, masks)
     return Parcel({"number": number, "check": hex(check)}, {VECTOR: as_tensor(hidden)})
 

@@ -76,6 +76,8 @@ def load_site(file: str | Path) -> SiteConfig:
     for key in raw:
         if key not in SECTIONS:
             raise one_of(f"section of {path.name}", key, SECTIONS)
+        if not isinstance(raw[key], dict):
+            raise FedtailError(f"{str(path)!r}: {key} = {raw[key]!r} must be a table; write [{key}] above its keys")
     if not raw.get("site", {}).get("name"):
         raise FedtailError(f"{str(path)!r}: [site] needs a name")
     identity = checked(Identity, raw["site"], lambda *path: f"[site] {'.'.join(path)}")

@@ -8,6 +8,7 @@ that the site trusts it runs the same way, without signatures and masks.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -44,15 +45,12 @@ from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.site.site import encoding_here, need_trust
 from fedtail.federate.summed import check_sums_only, groups_of
-from fedtail.files import write_atomically
 from fedtail.models.encoders.base import Encoding
 
 SLACK = 1 + 1e-4
 """More noise than the multiplier asks for: it covers rounding."""
 Ask = Callable[[int, Parts], Parcel]
 """(number, answer) -> what came of an exchange, when the next question has brought it."""
-
-
 ANSWER, BEFORE = "answer/", "before/"
 """Parts of what a site has on disk of an exchange: its answer, and the sum of the exchange before."""
 
@@ -79,6 +77,7 @@ class SiteTotals(Exchanges):
         self.party, self.ask, self.noise, self.charge = party, ask, noise, charge
         self.here = (self.names.index(party.name),)
         self._pairs = party.pairs()
+        self._failed = ""
         self._last: Parcel | None = None
         """The last sum goes to disk with the next answer: what is lost before has not been used for anything that left,
         and is told again."""
@@ -102,7 +101,15 @@ class SiteTotals(Exchanges):
         self.journal.forget(range(since + 2, number + 1))
 
     def _answer(self, number: int, members: list[list[str]], size: int, part: Part, limit: int, reach: Reach) -> Parts:
-        values = np.asarray(part(self.here[0]), dtype=np.int64)
+        common = self.party.common
+        try:
+            values = np.asarray(part(self.here[0]), dtype=np.int64)
+        except Exception as error:
+            if self.party.plain or isinstance(error, OSError | MemoryError):
+                raise
+            # Silence would tell of this site's data. This looks like any answer, and no sum that has it is believed.
+            self._failed = f"; this site had nothing to add: {error}"
+            values, common = np.frombuffer(os.urandom(8 * size), dtype=np.int64), os.urandom(len(common))
         if values.shape != (size,):
             raise SumError("site", f"exchange {number} is of {size} numbers, this site has {values.shape}")
         if self.party.plain:
@@ -116,7 +123,7 @@ class SiteTotals(Exchanges):
             self.charge(number)
             secret = derive(self.party.secret, "noise", number, values.tobytes())  # also when it is computed again
             values = values + share_of_noise(size, deviation, secret, "share")
-        return pack(hide(values, self.party.name, self._pairs, self.party.common, number, own, limit))
+        return pack(hide(values, self.party.name, self._pairs, common, number, own, limit))
 
     def _verified(self, number: int, members: list[list[str]], size: int, limit: int, told: Parcel) -> np.ndarray:
         try:
@@ -124,7 +131,7 @@ class SiteTotals(Exchanges):
             if not self.party.plain:
                 check_sums(found, checks, self.party.common, number, members)
         except (FedtailError, MaskError) as error:
-            raise SumError("check", f"exchange {number}: {error}; this site goes no further with it") from None
+            raise SumError("check", f"exchange {number}: {error}; this site goes no further{self._failed}") from None
         return found
 
 
@@ -230,7 +237,8 @@ class Member:
             counted.find_model(self.home, document["model"])
         else:
             self._check_run(document)
-            self._check_clusters(groups_of(settings_of(document), len(document["sites"])), document["sites"])
+            groups = groups_of(settings_of(document), len(document["sites"]), self.policy.min_sites)
+            self._check_clusters(groups, document["sites"])
         party = Party(self.name, document)
         self._save("offer", party)
         return party.offer(key, roster)
@@ -274,7 +282,7 @@ class Member:
         if before.setdefault(self.keys[0].digest, found) != found:
             raise AgreementError("other clusters of the same sites than in an earlier run; give them as they were")
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(file, json.dumps(before))
+        write_durably(file, [json.dumps(before).encode()])
 
     def reveal(self, offers: dict[str, Offer]) -> tuple[str, dict[str, str]]:
         """Its part of the seed and of the common key, once everybody has signed the same."""

@@ -37,6 +37,7 @@ class OwnRows:
     def __init__(self, y: np.ndarray, purpose: str, validation: float, test: float, new: str | Path) -> None:
         """purpose: of the random draws; new: a file of later rows, on which the site judges trained models."""
         check_range("data.test", test, 0.0, 1.0, open_high=True)
+        check_range("data.validation", validation, 0.0, 1.0, open_high=True)
         self.y, self.purpose, self.validation, self.test_share, self.new = y, purpose, validation, test, new
         self.strata = y
 
@@ -203,8 +204,12 @@ def open_data(config: SiteConfig) -> SiteData:
         if key not in allowed:
             raise one_of(f"key of [data] with kind = {kind!r}", key, allowed)
     for key in ("path", "schema", "config", "new"):
+        if not isinstance(section.get(key, ""), str):
+            raise FedtailError(
+                f"{str(config.file)!r}: [data] {key} = {section[key]!r} must be text, the path of a file"
+            )
         if key in section:
-            section[key] = config.folder / section[key]
+            section[key] = config.folder / Path(section[key]).expanduser()
     try:
         return KINDS[kind](**section)
     except TypeError as error:
@@ -213,7 +218,8 @@ def open_data(config: SiteConfig) -> SiteData:
 
 def stamp(config: SiteConfig) -> tuple[object, ...]:
     """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
-    named = [config.folder / str(config.data[key]) for key in ("path", "schema", "new") if key in config.data]
+    given = [str(config.data[key]) for key in ("path", "schema", "new") if key in config.data]
+    named = [config.folder / Path(path).expanduser() for path in given]
     files = [config.file, config.folder / "sites.pub", *named]
     files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
     times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from fedtail.core.decisions import Decision, SiteGoal
 from fedtail.core.records import Tensors
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
 from fedtail.files import write_atomically
 from fedtail.methods.base import Method
@@ -149,9 +151,13 @@ class Prepared:
         return found
 
 
-def prepare(data: SiteData, job: Job, index: int, folder: Path, device: torch.device) -> Prepared:
-    """The site as client ``index`` of a job."""
+def prepare(
+    data: SiteData, job: Job, index: int, folder: Path, device: torch.device, begun: Path | None = None
+) -> Prepared:
+    """The site as client ``index`` of a job. begun: the file that says with which rows its run has begun."""
     client, found = data.client(index, job), data.test(index, job)
+    if begun is not None:
+        check_rows(client, begun)
     counts = client.counts
     rows = np.empty(0, dtype=np.int64) if isinstance(found, Samples) else found
     if job.encoding is not None:
@@ -167,6 +173,18 @@ def prepare(data: SiteData, job: Job, index: int, folder: Path, device: torch.de
         counts=counts,
         folder=folder,
     )
+
+
+def check_rows(client: Client, begun: Path) -> None:
+    """Note which rows a run begins with, and raise if it would go on with others: their weight is settled by then, and
+    what was held out for tests may have been trained on."""
+    rows = hashlib.sha256()
+    for part in (client.train, client.validation, client.pool.y.numpy(), client.pool.x.numpy()):
+        rows.update(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
+    if not begun.is_file():
+        write_atomically(begun, rows.hexdigest())
+    elif begun.read_text() != rows.hexdigest():
+        raise CodedError("changed", "the data are not those that the run began with; restore them, or start a new run")
 
 
 KEEP = 20

@@ -40,9 +40,10 @@ def privacy(comparison: Comparison) -> list[str]:
     """Return what privacy the runs' noise bought, where they had some."""
     return [
         f"{one.label}, seed {comparison.seed(run)}: {spent['mode']} noise {spent['noise']:g}, "
-        f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates."
+        f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for "
+        f"{'all sums' if spent['mode'] == 'shares' else 'the updates'}."
         for one, run in comparison.each
-        if (spent := run.history[-1].get("privacy") if run.history else None)
+        if (spent := run.result.get("privacy") or (run.history[-1].get("privacy") if run.history else None))
     ]
 
 

@@ -32,7 +32,8 @@ def verdict_of_federating(comparison: Comparison, metric: str = "macro_f1", *, p
     rows = [(name, alone, together - alone) for name, alone, together in per_site(comparison)]
     gaps = _gaps(comparison, metric) if pooled else {}
     who, words = measured(comparison), METRICS[metric].words
-    return say("federating", who=who, rows=rows, words=words, gaps=gaps, titles=TITLES)
+    several = comparison.several
+    return say("federating", who=who, several=several, rows=rows, words=words, gaps=gaps, titles=TITLES)
 
 
 def yardsticks(comparison: Comparison, metric: str) -> list[Block]:

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
-
-
 LARGE = 16384
 """Entries of a weight from which on its gradient is added up in place, model by model: one pass less over memory. For
 smaller ones the calls would take longer than the pass."""
