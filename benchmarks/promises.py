@@ -26,7 +26,7 @@ from fedtail import fit
 from fedtail.core.decisions import Decision
 from fedtail.core.evidence import wilson
 from fedtail.core.promise import cost_bound, prediction_sets, promise_recall, set_thresholds
-from fedtail.core.scores import Scores, precision_at_recall
+from fedtail.core.scores import Scores, curve
 from fedtail.data import Federation, partition
 from fedtail.data.sources import locate
 from fedtail.runs.judged import Judged, judge
@@ -82,7 +82,8 @@ def coverage(names: list[str]) -> None:
                     promise = promise_recall(bins[c], RECALL, CONFIDENCE)
                     if not promise.kept or not own.any():
                         continue
-                    _, threshold = precision_at_recall(bins[c], RECALL)
+                    thresholds, _, recall = curve(bins[c])
+                    threshold = thresholds[recall >= RECALL - 1e-12][0]
                     for out, t in ((kept, promise.threshold), (plain, threshold)):
                         out.append((later.raw[own, c] >= t).mean() >= RECALL)
                     costs.append([own[later.raw[:, c] >= t].mean() for t in (promise.threshold, threshold)])

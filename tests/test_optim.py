@@ -1,4 +1,8 @@
+import copy
 import io
+import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,3 +204,90 @@ def test_one_loss_for_the_whole_batch_is_explained() -> None:
     model, x, y = problem()
     with pytest.raises(FedtailError, match=r"one loss per class group \(2 here\).*opt.step\(grouped_losses"):
         CGNM(model.parameters(), lr=0.1).step(F.cross_entropy(model(x), y))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_goes_on_as_the_original(copied: object) -> None:
+    model, x, y = problem()
+    opt = CGNM(model.parameters(), lr=0.1)
+    opt.step(losses_of(model, x, y))
+    opt.accumulate(losses_of(model, x[:9], y[:9]))
+    twin, other = copied((model, opt))  # type: ignore[operator]
+    for each, optimizer in ((model, opt), (twin, other)):
+        optimizer.step(losses_of(each, x[9:], y[9:]))
+    assert torch.equal(flat(model), flat(twin))
+
+
+def test_settings_of_a_parameter_group_are_checked() -> None:
+    with pytest.raises(FedtailError, match=r"lr = -1.0 must be at least 0"):
+        CGNM([{"params": [nn.Parameter(torch.zeros(1))], "lr": -1}], lr=0.1)
+    opt = CGNM([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(FedtailError, match=r"beta = 2 is outside \[0, 1\)"):
+        opt.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "beta": 2})
+    assert len(opt.param_groups) == 1
+
+
+def test_parameters_frozen_after_accumulating_do_not_shift_the_gradients_of_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False), nn.Linear(6, 4, bias=False))
+    _, x, y = problem()
+    opt, before = (
+        CGNM(model.parameters(), lr=1.0, beta=0.0, n_groups=1),
+        [p.detach().clone() for p in model.parameters()],
+    )
+    loss = F.cross_entropy(model(x), y)
+    expected = torch.autograd.grad(loss, [model[1].weight], retain_graph=True)[0]
+    opt.accumulate([loss])
+    model[0].weight.requires_grad_(False)
+    opt.step()
+    assert torch.equal(model[0].weight, before[0])
+    moved = before[1] - model[1].weight.detach()
+    torch.testing.assert_close(moved / moved.norm(), expected / expected.norm())
+
+
+def test_losses_that_cannot_be_meant_are_explained() -> None:
+    model, x, y = problem()
+    opt, each = CGNM(model.parameters(), lr=0.1), F.cross_entropy(model(x), y, reduction="none")
+    with pytest.raises(FedtailError, match=r"no loss has a gradient"):
+        opt.step([loss.detach() for loss in losses_of(model, x, y)])
+    for wrong in ([each, each], [0.5, 0.5]):
+        with pytest.raises(FedtailError, match=r"the loss of group 0 is not a tensor of one number"):
+            opt.step(wrong)
+    with pytest.raises(FedtailError, match=r"\(\) losses for \(40,\) labels; .*reduction='none'"):
+        grouped_losses(each.mean(), y, GROUPS)
+    with pytest.raises(FedtailError, match=r"groups go up to 2, which n_groups = 2 leaves out"):
+        grouped_losses(each, y, [0, 1, 2, 0], n_groups=2)
+    assert not opt.state
+
+
+def test_labels_of_a_binary_loss_may_be_floats_or_booleans() -> None:
+    y = torch.tensor([0, 1, 0, 1, 1])
+    each = torch.arange(5.0)
+    for labels in (y.float(), y.bool(), y.to(torch.uint8)):
+        assert [float(v) for v in grouped_losses(each, labels, [0, 1])] == pytest.approx([0.4, 1.6])
+
+
+def _process(rank: int, meeting: str, folder: str) -> None:
+    """One of two processes: the page's example on its half of the batch."""
+    page = (Path(__file__).parents[1] / "docs" / "optimizer.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(import torch.distributed.*?)```", page, re.S)
+    assert example
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    model, x, y = problem()
+    half = slice(0, 20) if rank == 0 else slice(20, 40)
+    names = {"torch": torch, "F": F, "model": model, "x": x[half], "y": y[half], "groups": GROUPS}
+    names["y"] = names["y"].clamp(max=1) if rank else names["y"]  # the second process has no sample of group 1
+    exec(example[1], {**names, "optimizer": CGNM(model.parameters(), lr=0.1)})
+    torch.save(flat(model), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without processes")
+def test_two_processes_take_the_step_of_the_whole_batch(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_process, ((tmp_path / "meeting").as_uri(), str(tmp_path)), nprocs=2)
+    model, x, y = problem()
+    y[20:] = y[20:].clamp(max=1)
+    CGNM(model.parameters(), lr=0.1).step(losses_of(model, x, y))
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, flat(model), atol=1e-6, rtol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedtail.cli
+import fedtail.registry
 from fedtail.core.metrics import METRICS
+from fedtail.data import DATASETS
+from fedtail.datasets import load
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import open_site
+from fedtail.methods import METHODS
+from fedtail.rates import RATES
 from fedtail.report import load_run, write_report
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
@@ -142,11 +149,76 @@ def test_what_cannot_be_used_is_one_line(files: Path, key: str, name: str, words
 def test_an_installed_package_adds_entries_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint, EntryPoints
 
-    import fedtail.registry
-    from fedtail.methods import METHODS
-
     points = EntryPoints([EntryPoint("twin", "fedtail.methods.fedavg:FedAvg", "fedtail.methods")])
     monkeypatch.setattr(fedtail.registry, "entry_points", lambda **by: points.select(**by))
     assert "twin" in METHODS and "twin" in list(METHODS)
     monkeypatch.setattr(METHODS, "adapt", lambda name, found: found)  # FedAvg keeps its own name
     assert METHODS.build("twin").weight_decay == 0.0
+
+
+RAISES = [
+    (
+        "my_method.py",
+        "step.grads.sum(dim=-2)",
+        "step.missing",
+        r"AttributeError in .*my_method.py, line \d+: .*missing",
+    ),
+    ("my_method.py", ", step.state\n", "\n", r"unpack.* \(with .*method 'my_method.py:SignSGD'"),
+    (
+        "my_rates.py",
+        "self.done_rounds += 1",
+        "1 / 0",
+        r"ZeroDivisionError in .*my_rates.py, line \d+: division by zero",
+    ),
+    ("my_rates.py", "[:, None]", "", r"IndexError: .*\(with .*rate strategy 'my_rates.py:Rising'"),
+    ("my_data.py", "def draw", "open('none.csv')\n\n    def draw", r"FileNotFoundError in .*my_data.py, line \d+"),
+    ("my_metric.py", "evidence.recall", "evidence.nothing", r"AttributeError in .*my_metric.py, line \d+: .*nothing"),
+    (
+        "my_data.py",
+        "torch.tensor(y)",
+        "torch.tensor(y[1:])",
+        r"data set 'my_data.py:spirals', training has 300 inputs but",
+    ),
+    ("my_data.py", "torch.tensor(y)", "torch.tensor(y) - 1", r"labels must be 0..1, got -1..0"),
+    (
+        "my_data.py",
+        "rng.normal(0, 0.02",
+        "np.nan * rng.normal(0, 0.02",
+        r"training has 600 values that are not finite",
+    ),
+    ("my_data.py", '"common", "rare"', '"rare", "rare"', r"classes must be two or more different names"),
+    ("my_data.py", "return Pooled(", "return dict(", r"data set 'my_data.py:spirals' returned a dict, not a .*Pooled"),
+]
+
+
+@pytest.mark.parametrize(("file", "right", "wrong", "words"), RAISES)
+def test_a_mistake_in_a_users_file_is_one_line_with_its_place(
+    capsys, monkeypatch, files: Path, file: str, right: str, wrong: str, words: str
+) -> None:
+    for registry in (METHODS, RATES, DATASETS, METRICS):
+        monkeypatch.setattr(registry, "_own", {})
+    monkeypatch.setattr(fedtail.registry, "OWN", {})
+    text = (files / file).read_text()
+    assert right in text
+    (files / file).write_text(text.replace(right, wrong))
+    flags = ["--dataset", "my_data.py:spirals", "--method", "my_method.py:SignSGD", "--rates", "my_rates.py:Rising"]
+    settings = ["run.metric=my_metric.py:worst_class", "run.select=best", "--rounds", "1", "-q", "--json"]
+    code, out, err = call(capsys, monkeypatch, "run", *flags, *settings)
+    assert code == 2 and "Traceback" not in err, err
+    assert re.search(words, json.loads(out.splitlines()[-1])["error"]), out
+
+
+def test_an_error_that_no_code_of_the_users_has_part_in_keeps_its_traceback(monkeypatch) -> None:
+    monkeypatch.setattr(fedtail.registry, "OWN", {})
+    monkeypatch.setattr(fedtail.cli, "app", lambda *_, **__: {}["a defect of ours"])
+    monkeypatch.setattr(sys, "argv", ["fedtail"])
+    with pytest.raises(KeyError):
+        fedtail.cli.main()
+
+
+def test_arrays_and_whole_floats_will_do_for_samples(files: Path) -> None:
+    text = (files / "my_data.py").read_text()
+    arrays = text.replace("torch.tensor(x, dtype=torch.float32), torch.tensor(y)", "x, y.astype(float)")
+    (files / "arrays.py").write_text(arrays)
+    one, two = (load(f"{file}.py:spirals") for file in ("my_data", "arrays"))
+    assert torch.equal(one.train.x, two.train.x) and torch.equal(one.test.y, two.test.y)

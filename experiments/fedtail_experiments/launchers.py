@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.models.device import check_device
-from fedtail.study.cells import Cell, Launcher, Outcome, in_words, run_packed
+from fedtail.registry import in_words
+from fedtail.study.cells import Cell, Launcher, Outcome, run_packed
 
 LAUNCHERS = ("processes", "ray")
 

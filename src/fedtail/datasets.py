@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtail.data import DATASETS, SOURCES, Pooled
 from fedtail.data.inspection import Inspection, inspect
+from fedtail.data.own import whole
 from fedtail.data.sources import is_here, locate
 
 __all__ = ["Entry", "Inspection", "get", "inspect", "load", "names", "overview"]
@@ -41,7 +42,7 @@ def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Poole
     """
     if data_dir is not None and "data_dir" in DATASETS.options(name):
         options["data_dir"] = str(data_dir)
-    return DATASETS.build(name, **options)
+    return whole(name, DATASETS.build(name, **options))
 
 
 def names() -> list[str]:

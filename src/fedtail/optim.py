@@ -34,17 +34,10 @@ class CGNM(torch.optim.Optimizer):
     ``n_groups`` is H. ``lr``, ``beta``, ``delta`` and ``weight_decay`` may differ between parameter groups, while the
     norm of m_h is always taken over all of them.
 
-    A batch that does not fit into memory is taken in parts: ``accumulate(losses)`` for each, with its losses divided
-    by the number of parts, then ``step()``.
-
     ``step`` computes its own gradients and neither reads nor writes ``.grad``. So clipping ``.grad`` does nothing (and
     is not needed: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, a
     ``GradScaler`` has nothing to unscale (train in float32 or bfloat16, which need no loss scaling), and
     ``DistributedDataParallel`` has nothing to average: docs/optimizer.md shows what does.
-
-    With BatchNorm, compute one forward pass and take both losses from it, as above: separate forward passes per
-    group would see different batch statistics. With GroupNorm or no normalization, separate passes give the same
-    gradients.
 
     In ``param_groups`` beta is called ``momentum``, the name by which ``OneCycleLR`` and ``CyclicLR`` cycle it.
     """
@@ -72,18 +65,12 @@ class CGNM(torch.optim.Optimizer):
             check_range(name, float(given[name]), 0.0)
         super().add_param_group(group)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget what was accumulated for the next step, and ``.grad``."""
-        self._waiting = {}
-        super().zero_grad(set_to_none)
-
     def __getstate__(self) -> dict[str, Any]:
         """What ``deepcopy`` and ``pickle`` keep: torch knows of its own attributes only."""
         return {**super().__getstate__(), "n_groups": self.n_groups, "_waiting": self._waiting}
 
     def step(self, losses: Losses | Callable[[], Losses] | None = None) -> Tensor | None:  # type: ignore[override]
-        """Update the parameters from H group losses (or a closure that returns them), and what was accumulated before.
-        Returns the sum of the losses."""
+        """Update from H group losses, or a closure that returns them, and what was accumulated. Returns their sum."""
         with torch.enable_grad():
             given = losses() if callable(losses) else losses
         if given is None and not self._waiting:
@@ -116,17 +103,13 @@ class CGNM(torch.optim.Optimizer):
             )
         given = list(losses)
         if len(given) != self.n_groups:
-            raise FedtailError(
-                f"step() got {len(given)} losses for {self.n_groups} groups; pass None for an absent group"
-            )
+            raise FedtailError(f"step() got {len(given)} losses for {self.n_groups} groups; None is an absent group")
         for h, loss in enumerate(given):
             if loss is not None and getattr(loss, "shape", None) not in ((), (1,)):
                 raise FedtailError(f"the loss of group {h} is not a tensor of one number; grouped_losses makes such")
             if loss is not None and not bool(torch.isfinite(loss)):
-                raise FedtailError(
-                    f"the loss of group {h} is {float(loss.detach()):g}, so no step was taken; lower lr, or look for "
-                    "inputs that are not finite"
-                )
+                said = f"the loss of group {h} is {float(loss.detach()):g}, so no step was taken"
+                raise FedtailError(f"{said}; lower lr, or look for inputs that are not finite")
         return given
 
     def _slots(self) -> list[tuple[dict[str, Any], Tensor]]:
@@ -191,7 +174,6 @@ def grouped_losses(
     if not bool((of_class < total).all()):
         raise FedtailError(f"groups go up to {int(of_class.max())}, which n_groups = {total} leaves out")
     if losses.shape != y.shape:
-        shapes = f"{tuple(losses.shape)} losses for {tuple(y.shape)} labels"
-        raise FedtailError(f"{shapes}; pass one per sample: cross_entropy(model(x), y, reduction='none')")
+        raise FedtailError(f"{tuple(losses.shape)} losses for {tuple(y.shape)} labels; compute with reduction='none'")
     member = of_class[y.long()]
     return [losses[inside].sum() / len(losses) if bool((inside := member == h).any()) else None for h in range(total)]

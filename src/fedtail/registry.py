@@ -25,6 +25,8 @@ from fedtail.words import listing
 T = TypeVar("T")
 APART = ("method", "data", "rates", "model")
 """Sections of settings whose names the package fedtail-experiments has more of."""
+OWN: dict[str, str] = {}
+"""File -> what names it, of all code of the user's that was loaded."""
 
 
 @cache
@@ -184,6 +186,7 @@ def load_object(kind: str, name: str) -> Any:
     if not where or not attribute:
         raise FedtailError(f"{kind} {name!r} is not of the form 'module:Name' or 'file.py:Name'")
     module = _load_file(kind, name, Path(where)) if where.endswith(".py") else _import(kind, name, where)
+    OWN[str(module.__file__)] = f"{kind} {name!r}"
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
@@ -195,10 +198,18 @@ def load_object(kind: str, name: str) -> Any:
 
 def in_user_code(kind: str, name: str, error: Exception) -> FedtailError:
     """One line with the place; the rest of the traceback is shown by ``--debug``."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    said = f"{type(error).__name__} in {file}, line {line}: {first_line(error)}"
-    return FedtailError(f"{kind} {name!r}: {said}; use --debug for the full traceback")
+    return FedtailError(f"{kind} {name!r}: {in_words(error, anywhere=True)}; use --debug for the full traceback")
+
+
+def in_words(error: BaseException, *, anywhere: bool = False) -> str:
+    """What an error says, in one line, with the last place in the user's own code, or ``anywhere``."""
+    if isinstance(error, FedtailError):
+        return str(error)
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    mine = [place for place in frames if place[0] in OWN] or frames[-1:] * anywhere
+    last = [(error.filename, error.lineno)] if isinstance(error, SyntaxError) else mine[-1:]
+    where = "".join(f" in {file}, line {line}" for file, line in last)
+    return ": ".join(dict.fromkeys([f"{type(error).__name__}{where}", first_line(error)]))
 
 
 def _import(kind: str, name: str, where: str) -> ModuleType:
@@ -222,6 +233,7 @@ def _load_file(kind: str, name: str, path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    OWN[str(spec.origin)] = f"{kind} {name!r}"
     try:
         with _importable(path.resolve().parent):
             spec.loader.exec_module(module)

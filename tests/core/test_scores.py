@@ -17,7 +17,6 @@ from fedtail.core.scores import (
     calibration_error,
     curve,
     log_loss,
-    precision_at_recall,
     reliability,
     roc_auc,
 )
@@ -75,7 +74,7 @@ def test_losses_and_calibration_are_the_textbooks() -> None:
 def test_a_wanted_recall_is_met_with_the_precision_that_it_costs() -> None:
     p, y = draw(5000, 4, 2.5, 1)
     bins = Scores.of(p, y).bins[3]
-    precision, threshold = precision_at_recall(bins, 0.9)
+    precision, threshold = next((p, t) for t, p, found in zip(*curve(bins), strict=True) if found >= 0.9)
     called = p[:, 3] >= threshold
     assert (called & (y == 3)).sum() / (y == 3).sum() >= 0.9
     assert precision == pytest.approx((called & (y == 3)).sum() / called.sum(), abs=1e-9)
@@ -88,11 +87,10 @@ def test_samples_that_the_model_cannot_tell_apart_count_half() -> None:
     assert roc_auc(Scores.of(p, y).bins[1]) == 0.5
 
 
-def test_a_class_without_samples_has_no_area_and_no_threshold() -> None:
+def test_a_class_without_samples_has_no_area() -> None:
     p, y = draw(100, 3, 1.0, 0)
     scores = Scores.of(p[y != 2], y[y != 2])
     assert np.isnan(average_precision(scores.bins[2])) and np.isnan(roc_auc(scores.bins[2]))
-    assert np.isnan(precision_at_recall(scores.bins[2], 0.5)).all()
     assert len(curve(scores.bins[0])[0]) > 1
     nobody = Scores.of(p[:0], y[:0])
     assert nobody.n == 0 and np.isnan(brier_score(nobody)) and np.isnan(calibration_error(nobody.cells))

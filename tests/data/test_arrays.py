@@ -69,7 +69,7 @@ def test_without_a_test_set_each_client_gives_up_a_stratified_share() -> None:
         ([(X, Y[:5])], {}, "20 inputs but 5 labels"),
         ([(X, np.eye(3)[Y])], {}, "use y.argmax"),
         ([(X, Y + 0.5)], {}, "fractions or not finite"),
-        ([(np.where(X == 6, np.nan, X), Y)], {}, r"has 1 input values that are not finite \(first in row 3\)"),
+        ([(np.where(X == 6, np.nan, X), Y)], {}, r"has 1 values that are not finite \(first in row 3\)"),
         ([(X.astype(str), Y)], {}, "table_from_frame"),
         ([(X[:, 0], Y)], {}, r"x\[:, None\]"),
         ([(X, Y), (X, Y)], {"sites": ["a"]}, "1 site names for 2 clients"),

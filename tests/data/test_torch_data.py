@@ -71,7 +71,7 @@ def test_clients_share_one_label_map_and_string_labels_are_named() -> None:
         (Items([(torch.zeros(2), torch.zeros(3))]), r"the label of sample 0 has shape \(3,\)"),
         (Items([(torch.zeros(2), 0), (torch.zeros(3), 1)]), r"sample 1 has shape \(3,\), the first has \(2,\)"),
         (Items([(torch.zeros(3), 0)]), r"client 1 has inputs of shape \(3,\), client 0 of shape \(2,\)"),
-        (Items([(torch.tensor([1.0, float("nan")]), 0)]), "client 1 has 1 input values that are not finite"),
+        (Items([(torch.tensor([1.0, float("nan")]), 0)]), "client 1 has 1 values that are not finite"),
         (42, "client 1 is a int"),
     ],
 )

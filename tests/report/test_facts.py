@@ -14,7 +14,7 @@ import pytest
 from fedtail.core.evidence import area_interval
 from fedtail.core.metrics import shown, summarize
 from fedtail.report import load_run, load_runs, write_report, write_run_report
-from fedtail.report.blocks import Table
+from fedtail.report.blocks import Table, say
 from fedtail.report.comparison import comparisons
 from fedtail.report.facts import at_sites, found_and_missed, in_short
 from fedtail.report.sections.classes import class_table, confusion
@@ -143,6 +143,11 @@ def test_a_site_with_one_class_alone_has_no_f1_and_is_not_the_best(run_folder: W
     html = page([folder], tmp_path)
     assert "The worst site is few with macro F1 0.500; 2 sites have 0.550" in html
     assert "1 site with samples of one class alone cannot tell" in html
+    alone = {"seed": None, "words": "macro F1", "mean": 0.5, "spread": 0.0, "small": 30, "large": [], "untold": 1}
+    said = say("worst_site", rows=rows[:1], split="test", **alone)
+    assert said.startswith(
+        "The worst site is few with macro F1 0.500, the only one that can tell, on its own test set. 1 "
+    )
 
 
 def test_of_two_classes_the_area_is_that_of_the_rare_one(run_folder: Writer, tmp_path: Path) -> None:

@@ -53,10 +53,14 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
-    except OSError as error:  # a full disk, say; what the user named is checked where it is used
-        if debug:
+    except Exception as error:
+        from fedtail.registry import OWN, in_words  # which --help does without
+
+        if debug or not (OWN or isinstance(error, OSError)):
             raise
-        fail(f"{error.filename or 'a file'}: {error.strerror or error}")
+        if OWN:
+            fail(f"{in_words(error)} (with {', '.join(OWN.values())}); use --debug for the full traceback")
+        fail(f"{getattr(error, 'filename', None) or 'a file'}: {getattr(error, 'strerror', None) or error}")
     if code == 130:  # what typer returns after Ctrl-C
         typer.echo("stopped", err=True)
     sys.exit(code if isinstance(code, int) else 0)

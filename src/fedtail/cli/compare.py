@@ -78,7 +78,7 @@ def compare_command(
 ) -> None:
     """Compare methods on one problem over several seeds and print the ranking.
 
-    Without a config it uses the demo's problem: digits with imbalance 20 and 5 clients. Finished runs are kept, so
+    Without a config or data of your own it uses digits with imbalance 20 and 5 clients. Finished runs are kept, so
     an interrupted comparison continues where it stopped.
     Example: `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
     """

@@ -40,7 +40,7 @@ def evaluate(
     label: Label = None,
     site: Site = None,
     why: Annotated[
-        bool, typer.Option("--importance", help="Show which columns each class is evaluation by; needs a run folder.")
+        bool, typer.Option("--importance", help="Show which columns tell each class; needs a run folder.")
     ] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,

@@ -139,13 +139,6 @@ def roc_auc(bins: np.ndarray) -> float:
     return float((mine * (below + 0.5 * others)).sum() / (mine.sum() * others.sum()))
 
 
-def precision_at_recall(bins: np.ndarray, wanted: float) -> tuple[float, float]:
-    """(precision, threshold) at the highest threshold that finds the ``wanted`` share of the class; else NaN."""
-    thresholds, precision, recall = curve(bins)
-    reached = np.flatnonzero(recall >= wanted - 1e-12)
-    return (float(precision[reached[0]]), float(thresholds[reached[0]])) if reached.size else (float("nan"),) * 2
-
-
 def calibration_error(cells: np.ndarray) -> float:
     """Expected calibration error of the top class over equal-width bins; NaN without samples."""
     n, correct, units = (row.astype(np.float64) for row in cells)

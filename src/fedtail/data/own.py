@@ -22,6 +22,7 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.labels import label_type, need_column
 from fedtail.data.tables.pooled import table_from_frame
 from fedtail.errors import FedtailError
+from fedtail.registry import is_own
 
 SITE, LABEL = "site", "label"
 
@@ -141,6 +142,18 @@ def from_arrays(
     return assemble(samples, parts, tests, **rest)
 
 
+def whole(name: str, pooled: Any) -> Pooled:
+    """What a data set by name returned: of one in the user's own code, samples and labels are looked at."""
+    if not is_own(name):
+        return pooled
+    if not isinstance(pooled, Pooled):
+        raise FedtailError(f"data set {name!r} returned a {type(pooled).__name__}, not a fedtail.data.Pooled")
+    who = [f"data set {name!r}, {part}" for part in ("training", "test")]
+    (x, y), (x_test, y_test) = (_pair((p.x, p.y), w) for p, w in zip((pooled.train, pooled.test), who, strict=True))
+    (codes,), tested, _ = _labels([y], y_test, pooled.classes, who[:1])
+    return replace(pooled, train=Samples(x, torch.as_tensor(codes)), test=Samples(x_test, torch.as_tensor(tested)))
+
+
 def _pair(pair: Any, name: str) -> tuple[Tensor, np.ndarray]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise FedtailError(f"{name} is a {type(pair).__name__}, not an (x, y) pair")
@@ -170,9 +183,7 @@ def _inputs(raw: Any, name: str) -> Tensor:
         x = x.float()
         bad = (~torch.isfinite(x)).nonzero()
         if len(bad):
-            raise FedtailError(
-                f"{name} has {len(bad):,} input values that are not finite (first in row {int(bad[0, 0])})"
-            )
+            raise FedtailError(f"{name} has {len(bad):,} values that are not finite (first in row {int(bad[0, 0])})")
     if x.ndim == 1:
         raise FedtailError(f"{name}: inputs have shape {tuple(x.shape)}; give (samples, features), e.g. x[:, None]")
     return x

@@ -19,7 +19,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtail.data.federation import Federation
-from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine, Unmeasured
 from fedtail.federate.protocol.job import job_of
 from fedtail.federate.protocol.policy import Policy
@@ -30,7 +29,7 @@ from fedtail.methods import Method
 from fedtail.methods.optimizers import OPTIMIZERS, with_optimizer
 from fedtail.models import build_model
 from fedtail.rates import RATES
-from fedtail.registry import is_own
+from fedtail.registry import in_words, is_own
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
@@ -87,10 +86,8 @@ def check_method(method: Method) -> Iterator[Check]:
 def _tried(claim: str, test: Callable[[], str]) -> Check:
     try:
         return Check(claim, test())
-    except FedtailError as error:
-        return Check(claim, str(error))
     except Exception as error:  # code of the user's: whatever it raises is the finding
-        return Check(claim, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return Check(claim, in_words(error))
 
 
 def _settings(method: Method, path: str, workers: int = 1) -> Settings:

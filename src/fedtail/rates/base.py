@@ -70,7 +70,7 @@ class RateStrategy:
 
     def ask(self) -> np.ndarray:
         """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
-        raise NotImplementedError
+        raise NotImplementedError("a rate strategy needs ask()")
 
     @property
     def axes(self) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import nn
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import Progress
 from fedtail.data.inspection import About, describe
+from fedtail.data.own import whole
 from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
@@ -44,7 +45,7 @@ def load_pooled(settings: Settings) -> Pooled:
         options.setdefault("seed", settings.data_seed)
     if "data_dir" in known and data.dir is not None:
         options.setdefault("data_dir", data.dir)
-    return DATASETS.build(data.name, **options)
+    return whole(data.name, DATASETS.build(data.name, **options))
 
 
 def build_federation(settings: Settings, pooled: Pooled | None = None) -> Federation:

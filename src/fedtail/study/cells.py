@@ -27,7 +27,7 @@ from fedtail.data.registry import Pooled
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
 from fedtail.files import hash_file
-from fedtail.registry import is_own
+from fedtail.registry import in_words, is_own
 from fedtail.runs.build import load_pooled
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
@@ -246,10 +246,3 @@ def run_cell(cell: Cell, base: Path) -> Outcome:
     except Exception as error:  # memory may run out in one cell and suffice for the rest
         return Outcome(cell, folder, error=in_words(error))
     return Outcome(cell, folder)
-
-
-def in_words(error: BaseException) -> str:
-    """What stopped a cell, in one line."""
-    if isinstance(error, FedtailError):
-        return str(error)
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

@@ -30,8 +30,7 @@ BUILT_IN: dict[str, Any] = {
     "rates.rate": 0.6,
     "run.rounds": 40,
 }
-"""What is compared on where neither a config nor other data is given: the demo's problem. The rate is the default,
-given here so that tables can name it."""
+"""What is compared on where neither a config nor other data is given; tables can name its rate."""
 BUILT_IN_LRS = (0.4, 0.1)
 """Learning rates tried there: what suits normalised steps makes weighted losses diverge."""
 

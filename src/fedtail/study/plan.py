@@ -195,7 +195,8 @@ def own_scores(
         number[list(members)] = np.arange(len(members))
         x = with_site(x, model.module.shape.columns, number[owners])
     p = replace(model, decision=Decision()).probabilities(x)
-    scores = (model.decision.scores(p[owners == k], y[owners == k]) for k in range(federation.n_clients))
+    own = [model.sites.get(name, model.decision) for name in federation.sites]
+    scores = (decision.scores(p[owners == k], y[owners == k]) for k, decision in enumerate(own))
     return {k: float(summarize(one.confusion)["macro_f1"]) if one.n else np.nan for k, one in enumerate(scores)}
 
 
