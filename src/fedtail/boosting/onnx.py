@@ -33,8 +33,7 @@ def forest_graph(module: TreesModule) -> Any:
         nodes.append(helper.make_node(op, inputs, [output], **more))
         return output
 
-    floats = {"nan": np.nan, "half": 0.5, "none": -1.0}
-    nan, half, none = (constant(name, value, np.float32) for name, value in floats.items())
+    nan, half = (constant(name, value, np.float32) for name, value in (("nan", np.nan), ("half", 0.5)))
     last = constant("last", -1, np.int64)
     parts = []
     for i, (column, kept) in enumerate(zip(columns, forest.start.bins.kept, strict=True)):
@@ -43,9 +42,7 @@ def forest_graph(module: TreesModule) -> Any:
         value = add("Gather", ["x", at], f"given{i}", axis=1)
         if column.levels:
             if column.code:
-                beyond = constant(f"beyond{i}", column.levels, np.float32)
-                near = add("Clip", [value, none, beyond], f"near{i}")
-                place = add("Cast", [near], f"place{i}", to=TensorProto.INT64)
+                place = add("Cast", [value], f"place{i}", to=TensorProto.INT64)
             else:
                 top = add("ReduceMax", [value, constant(f"axes{i}", [1], np.int64)], f"top{i}", keepdims=1)
                 first = add("ArgMax", [value], f"first{i}", axis=1)

@@ -58,8 +58,8 @@ def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
         if values is not None and values.shape != (len(given),):
             raise FedtailError(f"{name} has shape {values.shape}, but there are {len(given):,} rows; give one per row")
     if owners is not None:
-        gone = pd.isna(owners)
-        owners = np.where(gone, None, owners.astype(str))  # or rows without a site would make up one called "nan"
+        gone = pd.isna(owners)  # such rows are left out; as text they would be a site called "nan"
+        owners = np.where(gone, np.array(None), owners.astype(str))
         if gone.any() and not isinstance(given, pd.DataFrame) and given.ndim != 2:
             raise FedtailError(f"sites: {int(gone.sum()):,} of {len(gone):,} samples have none; leave them out")
     if not isinstance(given, pd.DataFrame) and given.ndim != 2:

@@ -88,9 +88,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
             numbered = Federation.from_rows(rows, codes, sites, **options)  # labels may be any text
             names = tuple(str(label) for label in self.classes_)
             federation = replace(numbered, classes=names, label_type=label_type(self.classes_))
-            chosen: dict[str, Any] = {"rounds": self.rounds, "lr": self.lr, "seed": seed, **(self.settings or {})}
-            if chosen["lr"] == "auto":  # which tables have anyway, and trees refuse
-                del chosen["lr"]
+            lr = {} if self.lr == "auto" else {"lr": self.lr}  # tables have auto anyway, and trees refuse it
+            chosen: dict[str, Any] = {"rounds": self.rounds, "seed": seed, **lr, **(self.settings or {})}
             self.result_ = fit(federation, self.model, self.method, self.rates, **chosen)
         except FedtailError as error:
             raise ValueError(str(error)) from error
