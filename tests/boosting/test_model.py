@@ -49,3 +49,17 @@ def test_the_graph_gives_the_logits_of_the_forest(n_classes: int) -> None:
     model, x, logits = made(n_classes)
     session = ort.InferenceSession(forest_graph(model.module).SerializeToString())
     assert np.allclose(session.run(None, {"x": x})[0], logits, atol=1e-5)
+
+
+def test_the_graph_too_takes_a_level_without_a_bin_for_missing() -> None:
+    ort = pytest.importorskip("onnxruntime")
+    x, y = table(0, 500, 3)
+    rare = np.flatnonzero(x[:, 6])[5:]  # of the last level, five rows are left
+    x[rare, 6], x[rare, 7] = 0, 1
+    forest, _ = grown(x, y, [np.arange(500)], a_plan(rounds=5))
+    model = TreesModel(Shape(COLUMNS, 3, 5, 8))
+    model.load(model.shape.pack(forest))
+    assert forest.start.bins.kept[2] == (0, 1, 2, 3)
+    x[:, 2:8] = np.eye(6)[4]
+    session = ort.InferenceSession(forest_graph(model.module).SerializeToString())
+    assert np.allclose(session.run(None, {"x": x})[0], model.module(torch.from_numpy(x)).numpy(), atol=1e-5)

@@ -113,6 +113,21 @@ def test_rows_without_sites_are_one_sites_and_images_need_no_table() -> None:
     assert images.input_shape == (1, 8, 8) and images.sites == ("0", "1")
 
 
+@pytest.mark.parametrize("gone", [None, np.nan])
+def test_rows_that_name_no_site_make_up_none(gone: float | None) -> None:
+    sites = np.where(np.arange(len(Y)) % 5 > 0, SITES.astype(object), gone)
+    assert ft.Federation.from_rows(X, Y, sites).sites == ("north", "south")
+    with pytest.raises(FedtailError, match="sites: 8 of 40 samples have none; leave them out"):
+        ft.Federation.from_rows(np.zeros((40, 1, 8, 8)), np.arange(40) % 2, sites[:40])
+
+
+def test_trees_train_with_the_defaults_and_know_the_site_of_new_rows() -> None:
+    other = np.where(SITES == "north", Y, 1 - Y)  # which the site alone turns round
+    frame = pd.DataFrame(X).assign(hospital=SITES).rename(columns=str)
+    estimator = ft.FederatedClassifier(method="trees", rounds=15, site="hospital")
+    assert cross_val_score(estimator, frame, other, cv=3).mean() > 0.9
+
+
 def test_a_table_with_a_column_of_sites_goes_through_cross_validation() -> None:
     frame = pd.DataFrame(X, columns=list("abcd")).assign(ward=np.where(X[:, 0] > 0, "x", "y"), hospital=SITES)
     frame.loc[::9, "b"] = np.nan

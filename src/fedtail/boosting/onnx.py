@@ -34,21 +34,22 @@ def forest_graph(module: TreesModule) -> Any:
         return output
 
     nan, half = (constant(name, value, np.float32) for name, value in (("nan", np.nan), ("half", 0.5)))
+    last = constant("last", -1, np.int64)
     parts = []
-    for i, column in enumerate(columns):
+    for i, (column, kept) in enumerate(zip(columns, forest.start.bins.kept, strict=True)):
         end = column.at + (column.levels if column.levels and not column.code else 1)
         at = constant(f"at{i}", np.arange(column.at, end), np.int64)
         value = add("Gather", ["x", at], f"given{i}", axis=1)
-        if column.code:
-            value = add(
-                "Where",
-                [add("Less", [value, constant(f"zero{i}", 0.0, np.float32)], f"none{i}"), nan, value],
-                f"code{i}",
-            )
-        elif column.levels:
-            level = add("Cast", [add("ArgMax", [value], f"first{i}", axis=1)], f"level{i}", to=TensorProto.FLOAT)
-            top = add("ReduceMax", [value, constant(f"axes{i}", [1], np.int64)], f"top{i}", keepdims=1)
-            value = add("Where", [add("Less", [top, half], f"no{i}"), nan, level], f"known{i}")
+        if column.levels:
+            if column.code:
+                place = add("Cast", [value], f"place{i}", to=TensorProto.INT64)
+            else:
+                top = add("ReduceMax", [value, constant(f"axes{i}", [1], np.int64)], f"top{i}", keepdims=1)
+                first = add("ArgMax", [value], f"first{i}", axis=1)
+                place = add("Where", [add("Less", [top, half], f"no{i}"), last, first], f"place{i}")
+            known = np.full(column.levels + 1, np.nan)  # as in Bins.of, a level without a bin of its own is missing
+            known[list(kept)] = kept
+            value = add("Gather", [constant(f"levels{i}", known, np.float32), place], f"known{i}")
         if column.missing >= 0:
             flag = add("Gather", ["x", constant(f"flag{i}", [column.missing], np.int64)], f"gone{i}", axis=1)
             value = add("Where", [add("Greater", [flag, half], f"is{i}"), nan, value], f"value{i}")
@@ -65,7 +66,7 @@ def forest_graph(module: TreesModule) -> Any:
         "forest",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", width])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(forest.start.counts)])],
-        held,
+        [tensor for tensor in held if any(tensor.name in node.input for node in nodes)],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -58,6 +58,11 @@ def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
     for name, values in (("y", labels), ("sites", owners)):
         if values is not None and values.shape != (len(given),):
             raise FedtailError(f"{name} has shape {values.shape}, but there are {len(given):,} rows; give one per row")
+    if owners is not None:
+        gone = pd.isna(owners)  # such rows are left out; as text they would be a site called "nan"
+        owners = np.where(gone, np.array(None), owners.astype(str))
+        if gone.any() and not isinstance(given, pd.DataFrame) and given.ndim != 2:
+            raise FedtailError(f"sites: {int(gone.sum()):,} of {len(gone):,} samples have none; leave them out")
     if not isinstance(given, pd.DataFrame) and given.ndim != 2:
         names = np.zeros(1) if owners is None else np.unique(owners)
         parts = [np.arange(len(labels)) if owners is None else np.flatnonzero(owners == name) for name in names]
@@ -72,7 +77,7 @@ def from_rows(x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
     if owners is None:
         alone: dict[str, Any] = {} if {"clients", "partition"} & options.keys() else {"clients": 1, "partition": "iid"}
         return from_tables(frame, label, **alone, **options)
-    return from_tables(frame.assign(**{column or site: owners.astype(str)}), label, column or site, **options)
+    return from_tables(frame.assign(**{column or site: owners}), label, column or site, **options)
 
 
 def from_images(folder: str | Path, **options: Any) -> Federation:

@@ -42,7 +42,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
         rates: resampling rates, as for ``fedtail.fit``.
         rounds: rounds of training; fewer where validation stops improving.
         lr: the learning rate; ``auto`` finds it in the first rounds.
-        site: the column of ``X`` that holds each row's site; it is no input.
+        site: the column of ``X`` that holds each row's site; only trees have it as an input.
         validation: share of each site's rows that is kept for choosing the learning rate, the round and the decision.
         settings: further settings by the keywords of ``fedtail.fit``.
         random_state: the seed; None is 0.
@@ -81,14 +81,15 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
         if self.site is not None:
             if sites is not None:
                 raise ValueError(f"sites are given, and also named by the column {self.site!r}; use one of them")
-            sites = X[self.site]
+            sites = self.site
         seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         try:
             options = {"test_fraction": 0.0, "validation": self.validation, "seed": seed}
             numbered = Federation.from_rows(rows, codes, sites, **options)  # labels may be any text
             names = tuple(str(label) for label in self.classes_)
             federation = replace(numbered, classes=names, label_type=label_type(self.classes_))
-            chosen: dict[str, Any] = {"rounds": self.rounds, "lr": self.lr, "seed": seed, **(self.settings or {})}
+            lr = {} if self.lr == "auto" else {"lr": self.lr}  # tables have auto anyway, and trees refuse it
+            chosen: dict[str, Any] = {"rounds": self.rounds, "seed": seed, **lr, **(self.settings or {})}
             self.result_ = fit(federation, self.model, self.method, self.rates, **chosen)
         except FedtailError as error:
             raise ValueError(str(error)) from error
@@ -109,7 +110,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
         return np.asarray(self.classes_[self.result_.decision.answers(probabilities)])
 
     def _rows(self, X: Any, *, reset: bool = False) -> Any:
-        """A DataFrame as it is, without the column of sites; anything else as an array of numbers."""
+        """A DataFrame as it is; anything else as an array of numbers."""
         if not isinstance(X, pd.DataFrame):
             if self.site is not None:
                 raise ValueError(f"site = {self.site!r} names a column, so X must be a DataFrame")
@@ -119,7 +120,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         if self.site is not None and self.site not in X:
             raise ValueError(f"X has no column {self.site!r}, which site names; columns: {', '.join(map(str, X))}")
-        return X if self.site is None else X.drop(columns=self.site)
+        return X
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

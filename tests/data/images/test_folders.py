@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,12 @@ def test_every_format_and_mode_is_read(tmp_path: Path) -> None:
     assert tuple(pooled.train.x.shape[1:]) == (3, 16, 16)
     x = pooled.train.x.float().mean((2, 3)).numpy()
     assert all(np.allclose(row, (200, 30, 30), atol=3) or np.allclose(row, 90, atol=3) for row in x)
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path: Path, recwarn: Any) -> None:
+    Image.new("RGBA", (2, 2), (9, 9, 9, 128)).convert("P").save(tmp_path / "p.png")
+    assert read_image(tmp_path / "p.png", (2, 2), 3).shape == (3, 2, 2)
+    assert not recwarn.list
 
 
 def test_deep_images_are_scaled_to_eight_bits(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def read_image(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
     """(C, H, W) uint8. Turned upright, alpha dropped, 16-bit and float images scaled to 8 bits, resized if needed."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.filterwarnings("ignore", "Palette images with Transparency")  # alpha is dropped, as it should be
         with Image.open(path) as file:
             return image_pixels(ImageOps.exif_transpose(_to_8_bits(file)), size, channels)
 

@@ -15,7 +15,8 @@ from fedtail.data.tables.read import MISSING
 from fedtail.errors import FedtailError, check_range
 
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
-DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+")
+DECIMAL_COMMA = re.compile(r"[-+]?(\d{1,3}(\.\d{3})+|\d*),\d+")
+UNIT = re.compile(r"(?<![^-+])\s*[$€£¥]\s*(?=[\d.,])|(?<=\d)\s*[%€£¥$]$")  # before or after a number
 DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})|\d{1,2}[- ][A-Za-z]{3}[- ]\d{2,4}"
     r"|[A-Za-z]{3,9} \d{1,2},? \d{4})([T ]+\d{1,2}:\d{2}(:\d{2})?([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|[-+]\d{2}:?\d{2})?)?"
@@ -146,19 +147,21 @@ def _merge_levels(codes: np.ndarray, names: list[str]) -> Levels:
 
 def decimal_comma(levels: list[str]) -> bool:
     """Whether some level can only be read with a decimal comma: ``3,14``, but not ``1,234``."""
-    return any(DECIMAL_COMMA.fullmatch(v) and not THOUSANDS.fullmatch(v) for v in levels)
+    return any(DECIMAL_COMMA.fullmatch(v) and not THOUSANDS.fullmatch(v) for v in (UNIT.sub("", v) for v in levels))
 
 
 def level_numbers(levels: list[str], comma: bool) -> np.ndarray:
     """(L,) the number each level is written as, NaN where it is none.
 
-    Plain and scientific notation, and ``1,234.5`` with thousands or, with ``comma``, ``3,14``.
+    Plain and scientific notation, and ``1,234.5`` with thousands or, with ``comma``, ``3,14`` and ``1.234,5``; with a
+    currency or a percent sign too, which stays out.
     """
     out = np.full(len(levels), np.nan)
-    written, mark = (DECIMAL_COMMA, ".") if comma else (THOUSANDS, "")
-    for i, text in enumerate(levels):
+    written, marks = (DECIMAL_COMMA, (",", ".", ".")) if comma else (THOUSANDS, ("", "", ","))
+    for i, text in enumerate(UNIT.sub("", level) for level in levels):
         with suppress(ValueError):
-            out[i] = float(text.replace(",", mark) if written.fullmatch(text) else text) if "_" not in text else np.nan
+            plain = text.translate(str.maketrans(*marks)) if written.fullmatch(text) else text
+            out[i] = float(plain) if "_" not in plain else np.nan
     return out
 
 

@@ -18,6 +18,7 @@ from fedtail.data.tables.columns import (
     Numbers,
     as_levels,
     as_numbers,
+    decimal_comma,
     level_name,
     level_numbers,
     parse_column,
@@ -184,11 +185,9 @@ def _targets(column: Column, levels: list[str]) -> np.ndarray:
 
 
 def _plain(level: str) -> str:
-    """``1.0`` as ``1``: codes are read as text where a column is known to be one, and as numbers where it is not."""
-    try:
-        return level_name(float(level))
-    except ValueError:
-        return level
+    """``1.0`` and ``1,000`` as ``1`` and ``1000``: codes are text where a column is known to be one, else numbers."""
+    number = float(level_numbers([level], decimal_comma([level]))[0])
+    return level if np.isnan(number) else level_name(number)
 
 
 def _report_unseen(column: Column, levels: list[str], codes: np.ndarray, target: np.ndarray, notes: list[str]) -> None:
