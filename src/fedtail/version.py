@@ -1,3 +1,3 @@
 """The version, declared once: the package, what is installed and the messages of federations have it from here."""
 
-VERSION = "0.5.0"
+VERSION = "0.6.0"
