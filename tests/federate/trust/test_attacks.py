@@ -292,7 +292,7 @@ def test_a_sum_without_one_site_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_an_exchange_has_one_answer_also_after_a_restart(tmp_path: Path) -> None:
-    """A site that was killed after its answer to exchange 4: it says the same again, though its data have changed."""
+    """A site that was killed after its answer to exchange 4: it says the same again, and with other rows nothing."""
     config = settings(tmp_path)
     names, sites = open_sites(tmp_path / "sites", config)
     wires, said = Wires(sites), []
@@ -307,9 +307,11 @@ def test_an_exchange_has_one_answer_also_after_a_restart(tmp_path: Path) -> None
     wires.tamper = kept
     with pytest.raises(Stop):
         federate(config, wires, names)
-    other = settings(tmp_path, data={"seed": 4})
-    _, again = open_sites(tmp_path / "sites", other)
     asked, reply = said[3]
+    _, changed = open_sites(tmp_path / "sites", settings(tmp_path, data={"seed": 4}))
+    silent = unpack(changed[1].handle(Phase.STEP, asked))
+    assert silent.meta == {"error": "changed"} and not silent.tensors
+    _, again = open_sites(tmp_path / "sites", config)
     assert again[1].handle(Phase.STEP, asked) == reply == again[1].handle(Phase.STEP, asked)
     old = unpack(again[1].handle(Phase.STEP, said[1][0]))
     assert old.meta == {"error": "repeat"} and not old.tensors, "an old question has no second answer"
